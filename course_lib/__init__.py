@@ -1,0 +1,17 @@
+"""Training, Measured: the helpers that the chapters import.
+
+The modules, lowest first. A module imports only modules listed above it or to its left;
+`lessons` and `views` don't import each other, and besides them only notebooks and tests
+import them. `tests/test_layers.py` reads this list.
+
+    units facts doctor              what is known: bytes, FLOPs, seconds; typed records; versions
+    models datasets                 what is trained
+    compute                         FLOPs
+    training memory_trace           the step; the step, measured
+    check                           predictions and exercises: the engine, pure logic
+    lessons views                   questions and feedback; pictures
+"""
+
+from course_lib.doctor import doctor
+
+__all__ = ["doctor"]

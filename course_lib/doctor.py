@@ -1,0 +1,1 @@
+def doctor(): pass

@@ -1,0 +1,214 @@
+"""One training step, and the loop around it."""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+PHASES = ("forward", "loss", "backward", "sync", "step", "zero_grad")
+
+LossFn = Callable[[nn.Module, Any], Tensor]
+Phase = Callable[[str], AbstractContextManager]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step did.
+
+    `loss` is the weighted mean over the micro-batches (nan under fake tensors, which have no
+    values), `grad_norm` the norm before clipping or None without clipping, `stepped` False when
+    the scaler skipped the update.
+    """
+
+    loss: float
+    grad_norm: float | None
+    stepped: bool
+
+
+def train_step(
+    model: nn.Module,
+    micro_batches: Sequence,
+    loss_fn: LossFn,
+    optimizer: torch.optim.Optimizer,
+    *,
+    weights: Sequence[float] | None = None,
+    autocast: torch.dtype | None = None,
+    scaler: Any = None,
+    clip_norm: float | None = None,
+    phase: Phase = nullcontext,
+) -> Step:
+    """Forward, loss and backward for each micro-batch, then one update and zero_grad.
+
+    `loss_fn(model, batch)` returns a scalar mean. `weights` has one number a micro-batch (the
+    number of its tokens, say; equal if None): the losses are weighted by it, so that together
+    they equal the one large batch. `autocast` is the dtype of forward and loss. `scaler` has
+    GradScaler's methods scale, unscale_, step, update and get_scale. `clip_norm` bounds the
+    gradient's norm. `phase("forward")` … is entered around each of PHASES: forward ends when
+    the model's own `forward` returns, the rest of `loss_fn` is loss; sync is empty on one device.
+
+    Raises TypeError for a model, loss or batch of the wrong kind, ValueError for no micro-batch,
+    for weights that don't match them, and for a loss that isn't a scalar with a graph.
+    """
+    _check_model(model)
+    _check_optimizer(optimizer)
+    shares = _shares(micro_batches, weights)
+    if clip_norm is not None and not clip_norm > 0:
+        raise ValueError(f"clip_norm must be positive, got {clip_norm}")
+    device_type = next(model.parameters()).device.type
+    total = 0.0
+    for batch, share in zip(micro_batches, shares, strict=True):
+        with _forward_then_loss(model, phase), _autocast(device_type, autocast):
+            loss = _check_loss(loss_fn(model, batch)) * share
+        total = total + loss.detach()
+        with phase("backward"):
+            (loss if scaler is None else scaler.scale(loss)).backward()
+        del loss
+    with phase("sync"):
+        pass  # one device: there is nobody to exchange gradients with
+    with phase("step"):
+        grad_norm, stepped = _update(model, optimizer, scaler, clip_norm)
+    with phase("zero_grad"):
+        optimizer.zero_grad()
+    return Step(_number(total), None if grad_norm is None else _number(grad_norm), stepped)
+
+
+def train(
+    model: nn.Module,
+    batches: Iterable[Sequence],
+    loss_fn: LossFn,
+    optimizer: torch.optim.Optimizer,
+    *,
+    steps: int,
+    schedule: Callable[[int], float] | None = None,
+    weights: Callable[[Sequence], Sequence[float]] | None = None,
+    autocast: torch.dtype | None = None,
+    scaler: Any = None,
+    clip_norm: float | None = None,
+    on_step: Callable[[int, Step], object] | None = None,
+) -> list[Step]:
+    """`steps` calls of `train_step`; `batches` yields the list of micro-batches for each.
+
+    `schedule(k)` is the learning rate of update k = 0, 1, …; k counts updates that happened, so
+    a step that the scaler skipped uses its rate again. `weights` maps a list of micro-batches to
+    their weights. `on_step(i, step)` is called after each step. Raises ValueError when `batches`
+    ends early.
+    """
+    if isinstance(steps, bool) or not isinstance(steps, int):
+        raise TypeError(f"steps must be a whole number, got {steps!r}")
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}")
+    done, updates, source = [], 0, iter(batches)
+    for i in range(steps):
+        micro_batches = next(source, None)
+        if micro_batches is None:
+            raise ValueError(f"batches ended after {i} of {steps} steps")
+        if schedule is not None:
+            _set_rate(optimizer, schedule(updates), updates)
+        step = train_step(
+            model,
+            micro_batches,
+            loss_fn,
+            optimizer,
+            weights=None if weights is None else weights(micro_batches),
+            autocast=autocast,
+            scaler=scaler,
+            clip_norm=clip_norm,
+        )
+        updates += step.stepped
+        done.append(step)
+        if on_step is not None:
+            on_step(i, step)
+    return done
+
+
+@contextmanager
+def _forward_then_loss(model: nn.Module, phase: Phase):
+    """Phase "forward" until the model's own forward returns, then phase "loss"."""
+    with ExitStack() as current:
+
+        def forward_returned(*_):
+            current.close()
+            current.enter_context(phase("loss"))
+
+        hook = model.register_forward_hook(forward_returned)
+        current.enter_context(phase("forward"))
+        try:
+            yield
+        finally:
+            hook.remove()
+
+
+def _update(model, optimizer, scaler, clip_norm) -> tuple[Tensor | None, bool]:
+    """Unscale, clip, step, update the scale: in this order. Returns the norm and "it stepped"."""
+    if scaler is not None and clip_norm is not None:
+        scaler.unscale_(optimizer)
+    norm = None
+    if clip_norm is not None:
+        norm = nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+    if scaler is None:
+        optimizer.step()
+        return norm, True
+    before = scaler.get_scale()
+    scaler.step(optimizer)
+    scaler.update()
+    return norm, scaler.get_scale() >= before
+
+
+def _autocast(device_type: str, dtype: torch.dtype | None) -> AbstractContextManager:
+    return nullcontext() if dtype is None else torch.autocast(device_type, dtype=dtype)
+
+
+def _number(value: Tensor) -> float:
+    return float("nan") if isinstance(value, FakeTensor) else value.item()
+
+
+def _shares(micro_batches: Sequence, weights: Sequence[float] | None) -> list[float]:
+    """Each micro-batch's share of the loss; they add up to 1."""
+    if not isinstance(micro_batches, (list, tuple)):
+        raise TypeError(
+            f"micro_batches must be a list of batches, got {type(micro_batches).__name__}: "
+            "write [batch] for one"
+        )
+    if not micro_batches:
+        raise ValueError("micro_batches is empty: a step needs at least one")
+    if weights is None:
+        return [1 / len(micro_batches)] * len(micro_batches)
+    weights = [float(weight) for weight in weights]
+    if len(weights) != len(micro_batches):
+        raise ValueError(f"{len(weights)} weights for {len(micro_batches)} micro-batches")
+    if min(weights) < 0 or not 0 < sum(weights) < float("inf"):
+        raise ValueError(f"weights must be at least 0 and not all 0, got {weights}")
+    return [weight / sum(weights) for weight in weights]
+
+
+def _set_rate(optimizer: torch.optim.Optimizer, rate: float, update: int) -> None:
+    if not rate >= 0:
+        raise ValueError(f"schedule({update}) must be a rate of at least 0, got {rate}")
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def _check_model(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if next(model.parameters(), None) is None:
+        raise ValueError("the model has no parameters to train")
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    if not all(hasattr(optimizer, name) for name in ("step", "zero_grad", "param_groups")):
+        raise TypeError(f"optimizer must be a torch optimizer, got {type(optimizer).__name__}")
+
+
+def _check_loss(loss: Tensor) -> Tensor:
+    if not isinstance(loss, Tensor):
+        raise TypeError(f"loss_fn must return a tensor, got {type(loss).__name__}")
+    if loss.dim() != 0:
+        raise ValueError(f"loss_fn must return a scalar mean, got shape {tuple(loss.shape)}")
+    if not loss.requires_grad:
+        raise ValueError("the loss has no graph: it doesn't depend on a parameter that needs one")
+    return loss

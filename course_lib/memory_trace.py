@@ -141,6 +141,7 @@ def measure(
     tracer = _Tracer(timed=not fake)
     gc.collect()
     default = torch.get_default_dtype()
+    random_state = torch.get_rng_state()
     torch.set_default_dtype(dtype)
     try:
         with fake_mode or nullcontext(), tracer:
@@ -172,6 +173,7 @@ def measure(
         ) from error
     finally:
         torch.set_default_dtype(default)
+        torch.set_rng_state(random_state)
     return tracer.timeline()
 
 
@@ -206,12 +208,15 @@ class _Tracer(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if func.namespace in ("prim", "profiler"):  # a question or a mark, no operation
+            return func(*args, **kwargs)
         recording = torch.is_grad_enabled()
         if self.phase_name == "backward" and not recording:
             self._settle()
         self.operation = str(func)
-        for tensor in _tensors(args):
-            self._register(tensor, "inputs")
+        if func is not torch.ops.aten.lift_fresh.default:  # its input is the constant itself
+            for tensor in _tensors(args):
+                self._register(tensor, "inputs")
         out = func(*args, **kwargs)
         formula = self._flop_formulas.get(func._overloadpacket)
         if formula is not None:
@@ -302,7 +307,8 @@ class _Tracer(TorchDispatchMode):
     def _change(self, storage: _Storage, change: int) -> None:
         if change == 0:
             return
-        self._log.append((self.step, self.phase_name, self.operation, storage, change))
+        operation = "" if self.phase_name == "between phases" else self.operation
+        self._log.append((self.step, self.phase_name, operation, storage, change))
         self.live_bytes += change
         self.phase_peak = max(self.phase_peak, self.live_bytes)
         if self.live_bytes > self.peak_bytes:
@@ -413,6 +419,7 @@ def _check_new(model: nn.Module, tracer: _Tracer, fake: bool) -> None:
 def _checked(batch: Any) -> Any:
     if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(batch)):
         raise TypeError(
-            f"build_batch must return tensors, in lists, tuples or dicts; got {type(batch).__name__}"
+            "build_batch must return tensors, in lists, tuples or dicts, "
+            f"got {type(batch).__name__}"
         )
     return batch

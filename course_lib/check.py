@@ -1,0 +1,145 @@
+"""Predictions and exercises: compare an answer with the truth and name the belief behind it.
+
+Pure logic: no display, no torch. A wrong answer that was foreseen gets its own feedback.
+"""
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+NOT_ATTEMPTED, WRONG, PASSED = "Not attempted yet", "Not yet", "Passed"
+
+
+@dataclass(frozen=True)
+class Belief:
+    """A wrong guess that was foreseen, and what to say to it."""
+
+    value: float
+    feedback: str
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A question asked before a measurement. A guess within `tolerance` of a value meets it.
+
+    >>> Prediction("How many?", "eggs", 1, (Belief(6, "That is half."),)).compare(6, 12)
+    'You said 6 eggs; measured: 12. That is half.'
+    """
+
+    question: str
+    unit: str
+    tolerance: float
+    beliefs: tuple[Belief, ...] = ()
+
+    def compare(self, guess: float | None, measured: float) -> str:
+        """One sentence or two: the guess, the measurement, and the feedback for the belief."""
+        if guess is None or guess is ...:
+            return f"No guess given. Measured: {measured:g} {self.unit}."
+        if isinstance(guess, bool) or not isinstance(guess, (int, float)) or guess != guess:
+            return f"A guess is a number, such as 50; this is {guess!r}. Change it and run again."
+        said = f"You said {guess:g} {self.unit}; measured: {measured:g}."
+        if abs(guess - measured) <= self.tolerance:
+            return f"{said} Right."
+        near = [b for b in self.beliefs if abs(guess - b.value) <= self.tolerance]
+        if near:
+            return f"{said} {min(near, key=lambda b: abs(guess - b.value)).feedback}"
+        return said
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A wrong answer that was foreseen: a function that makes it, and what to say to it."""
+
+    answer: Callable[..., Any]
+    feedback: str
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """What came of a check: a status and a message."""
+
+    status: str
+    message: str
+
+    def __repr__(self) -> str:
+        return f"{self.status}: {self.message}" if self.message else f"{self.status}."
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """A task whose answer is a value, or a function that is tried on `cases`.
+
+    `answer` gives the right answer by a way of its own; each mistake's function gives a wrong
+    one. Numbers are equal within the relative `tolerance`.
+
+    >>> double = Exercise(lambda x: 2 * x, ((3,), (0.5,)),
+    ...                   (Mistake(lambda x: x**2, "That squares x."),))
+    >>> double.check(lambda x: x * x)
+    Not yet: That squares x.
+    """
+
+    answer: Callable[..., Any]
+    cases: tuple[tuple, ...] = ((),)
+    mistakes: tuple[Mistake, ...] = ()
+    tolerance: float = 1e-9
+
+    def check(self, attempt: Any) -> Result:
+        """Not attempted, not yet with a reason, or passed. An error in the attempt is a reason."""
+        if attempt is None or attempt is ...:
+            return Result(NOT_ATTEMPTED, "")
+        takes_nothing = self.cases == ((),)
+        if not callable(attempt):
+            if not takes_nothing:
+                return Result(WRONG, f"A function is needed; this is {type(attempt).__name__}.")
+            value = attempt
+            attempt = lambda: value  # noqa: E731
+        try:
+            given = [attempt(*copy.deepcopy(case)) for case in self.cases]
+        except NotImplementedError:
+            return Result(NOT_ATTEMPTED, "")
+        except Exception as error:
+            return Result(WRONG, f"It raised {type(error).__name__}: {error}")
+        if all(value is None or value is ... for value in given):
+            return Result(NOT_ATTEMPTED, "")
+        right = self._answers(self.answer)
+        if self._equal(given, right):
+            return Result(PASSED, "")
+        for mistake in self.mistakes:
+            if self._equal(given, self._answers(mistake.answer)):
+                return Result(WRONG, mistake.feedback)
+        if takes_nothing:
+            return Result(WRONG, f"{_short(given[0])} is not it.")
+        case = next(
+            i for i, pair in enumerate(zip(given, right, strict=True)) if not self._same(*pair)
+        )
+        arguments = ", ".join(_short(argument) for argument in self.cases[case])
+        return Result(WRONG, f"For ({arguments}) it gives {_short(given[case])}.")
+
+    def _answers(self, function: Callable[..., Any]) -> list:
+        return [function(*copy.deepcopy(case)) for case in self.cases]
+
+    def _equal(self, given: list, expected: list) -> bool:
+        return all(self._same(g, e) for g, e in zip(given, expected, strict=True))
+
+    def _same(self, given: Any, expected: Any) -> bool:
+        if isinstance(expected, (bool, str)) or expected is None:
+            return type(given) is type(expected) and given == expected
+        try:
+            given, expected = np.asarray(given, dtype=float), np.asarray(expected, dtype=float)
+        except (TypeError, ValueError):
+            return False
+        if given.shape != expected.shape:
+            return False
+        return all(
+            math.isclose(g, e, rel_tol=self.tolerance, abs_tol=self.tolerance * 1e-3)
+            for g, e in zip(given.flat, expected.flat, strict=True)
+        )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,1 @@
+"""One file per chapter topic: its questions, its checks, its feedback by misconception."""

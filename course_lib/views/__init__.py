@@ -1,0 +1,1 @@
+"""Pictures, one file per topic. Only notebooks and tests import them."""

@@ -1,0 +1,108 @@
+import numpy as np
+import pytest
+import torch
+
+from course_lib.check import Belief, Exercise, Mistake, Prediction
+from course_lib.lessons import start
+
+HALF = Prediction("How many?", "eggs", 1, (Belief(6, "That is half."), Belief(7, "Nearly.")))
+
+
+@pytest.mark.parametrize(
+    ("guess", "text"),
+    [
+        (None, "No guess given. Measured: 12 eggs."),
+        (..., "No guess given. Measured: 12 eggs."),
+        (12, "You said 12 eggs; measured: 12. Right."),
+        (11.2, "You said 11.2 eggs; measured: 12. Right."),
+        (5, "You said 5 eggs; measured: 12. That is half."),
+        (6.6, "You said 6.6 eggs; measured: 12. Nearly."),
+        (40, "You said 40 eggs; measured: 12."),
+        ("six", "A guess is a number, such as 50; this is 'six'. Change it and run again."),
+        (True, "A guess is a number, such as 50; this is True. Change it and run again."),
+        (float("nan"), "A guess is a number, such as 50; this is nan. Change it and run again."),
+    ],
+)
+def test_a_guess_is_compared_and_its_belief_named(guess, text):
+    assert HALF.compare(guess, 12) == text
+
+
+@pytest.mark.parametrize("belief", start.weights_share.beliefs, ids=lambda b: f"{b.value:g}")
+def test_each_foreseen_guess_of_chapter_00_gets_its_own_feedback(belief):
+    said = start.weights_share.compare(belief.value, 24.8)
+    assert said.endswith(belief.feedback)
+    assert sum(b.feedback in said for b in start.weights_share.beliefs) == 1
+
+
+def test_the_right_guess_of_chapter_00_is_no_belief():
+    assert start.weights_share.compare(25, 24.8).endswith("Right.")
+
+
+STATE_BYTES = Exercise(
+    lambda n: 8 * n,
+    ((1000,), (7,)),
+    (
+        Mistake(lambda n: 4 * n, "That is one moment; Adam keeps two."),
+        Mistake(lambda n: 0, "That is the SGD count."),
+    ),
+)
+
+
+def never_finished(n):
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize("attempt", [None, ..., lambda n: None, lambda n: ..., never_finished])
+def test_an_untouched_stub_is_not_attempted(attempt):
+    assert repr(STATE_BYTES.check(attempt)) == "Not attempted yet."
+
+
+@pytest.mark.parametrize("attempt", [lambda n: 8 * n, lambda n: n + 7.0 * n])
+def test_a_right_answer_passes(attempt):
+    assert repr(STATE_BYTES.check(attempt)) == "Passed."
+
+
+@pytest.mark.parametrize(
+    ("attempt", "text"),
+    [
+        (lambda n: n * 4, "Not yet: That is one moment; Adam keeps two."),
+        (lambda n: 0.0, "Not yet: That is the SGD count."),
+        (lambda n: 9 * n, "Not yet: For (1000) it gives 9000."),
+        (lambda n: 8000, "Not yet: For (7) it gives 8000."),
+        (lambda n: "8000", "Not yet: For (1000) it gives '8000'."),
+        (lambda n: [8 * n], "Not yet: For (1000) it gives [8000]."),
+        (lambda: 8000, "Not yet: It raised TypeError"),
+        (lambda n: 1 / 0, "Not yet: It raised ZeroDivisionError: division by zero"),
+        (8000, "Not yet: A function is needed; this is int."),
+    ],
+)
+def test_a_wrong_answer_is_told_why(attempt, text):
+    assert repr(STATE_BYTES.check(attempt)).startswith(text)
+
+
+def test_a_plain_value_can_be_the_answer():
+    half = Exercise(lambda: 0.5, mistakes=(Mistake(lambda: 2, "Upside down."),))
+    assert repr(half.check(0.5)) == "Passed."
+    assert repr(half.check(torch.tensor(0.5))) == "Passed."
+    assert repr(half.check(2)) == "Not yet: Upside down."
+    assert repr(half.check(3)) == "Not yet: 3 is not it."
+    assert repr(half.check(None)) == "Not attempted yet."
+
+
+def test_arrays_are_compared_number_by_number():
+    double = Exercise(lambda x: 2 * x, ((np.arange(3.0),),))
+    assert repr(double.check(lambda x: [0, 2, 4])) == "Passed."
+    assert repr(double.check(lambda x: x + x + 1e-6)).startswith("Not yet")
+    assert repr(double.check(lambda x: 4)).startswith("Not yet")
+
+
+def test_truth_values_and_words_must_be_the_same_kind():
+    fits = Exercise(lambda gb: gb <= 80, ((79,), (81,)))
+    assert repr(fits.check(lambda gb: gb < 80.5)) == "Passed."
+    assert repr(fits.check(lambda gb: int(gb <= 80))).startswith("Not yet")
+
+
+def test_an_attempt_cannot_spoil_the_cases():
+    total = Exercise(lambda xs: sum(xs), (([1, 2],),))
+    assert repr(total.check(lambda xs: xs.clear())) == "Not attempted yet."
+    assert repr(total.check(lambda xs: sum(xs))) == "Passed."

@@ -1,0 +1,64 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from course_lib import units
+
+FACTORS = {
+    units.binary: {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40},
+    units.decimal: {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12},
+    units.flops: {
+        "FLOP": 1, "kFLOP": 1e3, "MFLOP": 1e6, "GFLOP": 1e9, "TFLOP": 1e12, "PFLOP": 1e15,
+        "EFLOP": 1e18,
+    },
+    units.seconds: {"s": 1, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("as_text", FACTORS)
+@given(value=st.floats(1e-6, 1e12))
+def test_the_text_read_back_is_the_value(as_text, value):
+    number, unit = as_text(value).split()
+    digit = 0.005 * FACTORS[as_text][unit]  # half of the last decimal
+    assert abs(float(number) * FACTORS[as_text][unit] - value) <= digit * 1.001
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (units.binary(1023), "1023 B"),
+        (units.binary(2**20 - 1), "1.00 MiB"),  # not 1024.00 KiB
+        (units.binary(-3 * 2**30), "-3.00 GiB"),
+        (units.binary(0), "0 B"),
+        (units.decimal(80e9, 0), "80 GB"),
+        (units.decimal(999_999), "1.00 MB"),
+        (units.flops(2 * 32 * 1024 * 4096), "268.44 MFLOP"),
+        (units.seconds(0), "0.00 s"),
+        (units.seconds(90), "90.00 s"),
+    ],
+)
+def test_edges_of_the_units(text, expected):
+    assert text == expected
+
+
+@pytest.mark.parametrize("as_text", FACTORS)
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        (float("nan"), ValueError),
+        (float("inf"), ValueError),
+        ("12", TypeError),
+        (None, TypeError),
+        (True, TypeError),
+    ],
+)
+def test_what_is_no_finite_number_is_refused(as_text, value, error):
+    with pytest.raises(error):
+        as_text(value)
+
+
+@pytest.mark.parametrize("as_text", FACTORS)
+@pytest.mark.parametrize("digits", [-1, 1.5, "2", True])
+def test_digits_are_a_whole_number(as_text, digits):
+    with pytest.raises(ValueError, match="digits"):
+        as_text(1, digits)

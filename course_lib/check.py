@@ -126,7 +126,7 @@ class Exercise:
         return all(self._same(g, e) for g, e in zip(given, expected, strict=True))
 
     def _same(self, given: Any, expected: Any) -> bool:
-        if isinstance(expected, (bool, str)) or expected is None:
+        if isinstance(expected, (bool, str)) or isinstance(given, str) or expected is None:
             return type(given) is type(expected) and given == expected
         try:
             given, expected = np.asarray(given, dtype=float), np.asarray(expected, dtype=float)

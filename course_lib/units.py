@@ -14,10 +14,14 @@ def _number(value: float, what: str) -> float:
     return value
 
 
-def _scaled(value: float, base: int, names: tuple[str, ...], digits: int) -> str:
-    """`value` in the largest unit that leaves at least 1 before the point."""
+def _check_digits(digits: int) -> None:
     if isinstance(digits, bool) or not isinstance(digits, int) or digits < 0:
         raise ValueError(f"digits must be a whole number of at least 0, got {digits!r}")
+
+
+def _scaled(value: float, base: int, names: tuple[str, ...], digits: int) -> str:
+    """`value` in the largest unit that leaves at least 1 before the point."""
+    _check_digits(digits)
     power = 0
     while power < len(names) - 1 and round(abs(value) / base**power, digits) >= base:
         power += 1
@@ -61,6 +65,7 @@ def seconds(duration: float, digits: int = 2) -> str:
     '1.20 ms'
     """
     value = _number(duration, "seconds")
+    _check_digits(digits)
     for factor, name in ((1, "s"), (1e3, "ms"), (1e6, "µs")):
         if abs(value) * factor >= 1 or value == 0:
             return f"{value * factor:.{digits}f} {name}"

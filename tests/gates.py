@@ -133,23 +133,12 @@ def is_well_formed(notebook, path) -> Iterator[Complaint]:
 
 
 def pictures_have_sentences(notebook, path) -> Iterator[Complaint]:
-    """A picture is followed by a printed sentence, in its cell or as the next cell's output."""
-    cells = code_cells(notebook)
-    for cell, following in zip(cells, [*cells[1:], None], strict=True):
-        kinds = [
-            "picture"
-            if any(kind.startswith("image/") for kind in output.get("data", {}))
-            else ("sentence" if output.output_type == "stream" else "")
-            for output in cell.outputs
-        ]
-        if "picture" not in kinds:
-            continue
-        last = len(kinds) - 1 - kinds[::-1].index("picture")
-        printed = "sentence" in kinds[last:] or (
-            following is not None and any(o.output_type == "stream" for o in following.outputs[:1])
-        )
-        if not printed:
-            yield cell, "shows a picture without a printed sentence after it"
+    """Each picture is followed by a printed sentence in the same cell."""
+    for cell in code_cells(notebook):
+        for output, following in zip(cell.outputs, [*cell.outputs[1:], None], strict=False):
+            pictured = any(kind.startswith("image/") for kind in output.get("data", {}))
+            if pictured and (following is None or following.output_type != "stream"):
+                yield cell, "shows a picture without a printed sentence after it"
 
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")

@@ -7,12 +7,17 @@ import sys
 import pytest
 
 
+def send_a_datagram(host):
+    with socket.socket(type=socket.SOCK_DGRAM) as sender:
+        sender.sendto(b"x", (host, 53))
+
+
 @pytest.mark.parametrize(
     "call",
     [
         lambda: socket.create_connection(("192.0.2.1", 80), timeout=1),
         lambda: socket.getaddrinfo("example.org", 80),
-        lambda: socket.socket(type=socket.SOCK_DGRAM).sendto(b"x", ("192.0.2.1", 53)),
+        lambda: send_a_datagram("192.0.2.1"),
     ],
 )
 def test_a_socket_to_the_outside_raises(call):

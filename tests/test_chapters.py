@@ -1,0 +1,60 @@
+"""The stored chapters: every gate, the README's picture, and a run from another directory."""
+
+import re
+from pathlib import Path
+
+import gates
+import nbformat
+import pytest
+import write_chapters
+
+ROOT = Path(__file__).resolve().parent.parent
+CHAPTERS = sorted((ROOT / "chapters").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_the_stored_chapter_passes_every_gate(path):
+    complaints = gates.complaints(path)
+    assert not complaints, "\n".join(complaints)
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_make_chapters_changes_nothing_and_a_chapter_runs_from_any_directory(path, tmp_path):
+    """`write` executes in a temporary folder. Pictures depend on the machine and are left out."""
+    copy = tmp_path / path.name
+    copy.write_bytes(path.read_bytes())
+    assert write_chapters.write(copy) == []
+    assert without_pictures(copy) == without_pictures(path)
+
+
+def without_pictures(path):
+    notebook = nbformat.read(path, as_version=4)
+    for cell in gates.code_cells(notebook):
+        for output in cell.outputs:
+            output.get("data", {}).pop("image/png", None)
+    return notebook
+
+
+def test_the_readmes_picture_is_the_one_that_a_chapter_made():
+    made = [
+        write_chapters.stored_picture(cell)
+        for path in CHAPTERS
+        for cell in gates.code_cells(nbformat.read(path, as_version=4))
+        if "readme" in gates.tags(cell)
+    ]
+    assert made == [write_chapters.README_PICTURE.read_bytes()]
+    assert ".github/readme.png" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "data/README.md"])
+def test_the_texts_point_only_at_what_is_there(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+        assert "://" in target or (ROOT / name).parent.joinpath(target).exists(), target
+    for chapter in re.findall(r"\b(\d\d)_\w+\.ipynb", text):
+        assert list((ROOT / "chapters").glob(f"{chapter}_*.ipynb")), f"chapter {chapter}"
+
+
+def test_the_readme_lists_every_chapter():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [path.name for path in CHAPTERS if path.name not in text] == []

@@ -6,7 +6,7 @@ import them. `tests/test_layers.py` reads this list.
 
     units facts doctor              what is known: bytes, FLOPs, seconds; typed records; versions
     models datasets                 what is trained
-    compute                         FLOPs
+    compute live_bytes              FLOPs; every storage while it lives
     training memory_trace           the step; the step, measured
     check                           predictions and exercises: the engine, pure logic
     lessons views                   questions and feedback; pictures

@@ -1,4 +1,5 @@
 import dataclasses
+import gc
 import itertools
 
 import pytest
@@ -332,6 +333,18 @@ def test_measuring_leaves_the_readers_settings_alone():
     assert torch.get_default_dtype() == torch.float32
 
 
+@pytest.mark.parametrize("fake", [True, False])
+def test_measuring_leaves_no_tensor_behind(fake):
+    def tensors():
+        gc.collect()
+        return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+
+    small(fake=fake)
+    before = tensors()
+    trace = small(fake=fake)
+    assert tensors() == before and trace.peak_bytes
+
+
 class ReadsValues(nn.Linear):
     def forward(self, x):
         y = super().forward(x)
@@ -349,6 +362,13 @@ def small_with(
 
 
 BUILT = nn.Linear(2, 1)
+
+
+def sparse_gradients():
+    small_with(
+        model=lambda: nn.Embedding(5, 2, sparse=True), batch=lambda: torch.zeros(3).long(),
+        fake=False,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -370,6 +390,7 @@ BUILT = nn.Linear(2, 1)
         (lambda: small_with(steps=1.5), TypeError, "steps must be a whole number"),
         (lambda: small_with(accumulate=0), ValueError, "accumulate"),
         (lambda: small_with(zero_grad="never"), ValueError, "after step"),
+        (sparse_gradients, ValueError, "only strided tensors"),
         (
             lambda: small_with(model=lambda: ReadsValues(2, 1)),
             ValueError,
@@ -387,7 +408,7 @@ def test_what_fake_tensors_refuse_can_be_measured_for_real():
 
 
 def test_canary_for_the_private_interfaces_of_torch():
-    """When this fails: `memory_trace` names the forward line of a backward peak by matching
+    """When this fails: `live_bytes` names the forward line of a backward peak by matching
     autograd's sequence numbers. Without them let `_here` always use `_readers_frame`, and say
     in PeakAt that a peak in backward names the line that called it. FakeTensorMode lies in
     torch._subclasses: look there for where it moved."""

@@ -1,9 +1,11 @@
+import math
 from contextlib import contextmanager
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from course_lib import datasets, models
 from course_lib.training import PHASES, Step, train, train_step
@@ -97,6 +99,14 @@ def test_phases_come_in_order_and_the_loss_begins_where_forward_returns():
     rest = [mark for name in PHASES[3:] for mark in (name, f"end {name}")]
     assert seen == micro * 2 + rest
     assert not model._forward_hooks  # nothing is left on the reader's model
+
+
+def test_a_fake_step_has_no_loss_value():
+    with FakeTensorMode():
+        model = models.mlp(64, 10)
+        batch = (torch.zeros(5, 64), torch.zeros(5).long())
+        step = train_step(model, [batch], loss_fn, sgd(model), clip_norm=1.0)
+    assert math.isnan(step.loss) and math.isnan(step.grad_norm) and step.stepped
 
 
 def test_a_failing_loss_leaves_no_hook_and_no_change():

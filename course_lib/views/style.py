@@ -4,6 +4,7 @@ Colours after Okabe and Ito, https://jfly.uni-koeln.de/color/. Each has a hatch 
 """
 
 import io
+import textwrap
 
 from IPython.display import display
 from matplotlib.figure import Figure
@@ -31,4 +32,4 @@ def show(figure: Figure, name: str, sentence: str) -> None:
     png = io.BytesIO()
     figure.savefig(png, format="png", dpi=100, metadata={"Software": None})
     display({"image/png": png.getvalue(), "text/plain": f"[picture: {name}]"}, raw=True)
-    print(sentence)
+    print(textwrap.fill(sentence, 72))

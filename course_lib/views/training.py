@@ -47,7 +47,7 @@ def timeline_sentence(timeline: MemoryTimeline, step: int) -> str:
     shares = ", ".join(
         f"{name} {100 * size / peak:.1f} %" for name, size in parts.items() if size / peak > 5e-4
     )
-    return f"Step {step} peaks at {units.binary(peak)}, in its {phase} phase: {shares}."
+    return f"Step {step} peaks at {units.binary(peak)}, in the phase {phase!r}: {shares}."
 
 
 def step_peak(timeline: MemoryTimeline, step: int) -> tuple[str, int, dict[str, int]]:

@@ -52,5 +52,5 @@ $(VENV)/lab $(VENV)/test: pyproject.toml constraints.txt
 		'Python 3.11 or newer is needed; name one: make $(notdir $@) PYTHON=python3.12')"
 	@echo "Setting up $(VENV): a few minutes, once."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[$(notdir $@)]"
+	$(BIN)/python -m pip install -c constraints.txt -e ".[$(notdir $@)]"
 	@touch $@

@@ -24,30 +24,52 @@ class Belief:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A question asked before a measurement. A guess within `tolerance` of a value meets it.
+    """A question asked before a measurement.
 
-    >>> Prediction("How many?", "eggs", 1, (Belief(6, "That is half."),)).compare(6, 12)
-    'You said 6 eggs; measured: 12. That is half.'
+    Guesses lie between `low` and `high`; within `tolerance` of a value they meet it. A wrong
+    guess gets the feedback of the belief that it meets, else `too_low` or `too_high`. All of
+    it is written for the measured value `expected`: once the reader has changed the
+    experiment, guess and measurement are only set side by side.
+
+    >>> eggs = Prediction("How many?", "eggs", 12, 1, 0, 99, "More.", "Fewer.",
+    ...                   (Belief(6, "That is half."),))
+    >>> eggs.compare(6, 12), eggs.compare(40, 12)
+    ('You said 6 eggs; measured: 12. That is half.', 'You said 40 eggs; measured: 12. Fewer.')
     """
 
     question: str
     unit: str
+    expected: float
     tolerance: float
+    low: float
+    high: float
+    too_low: str
+    too_high: str
     beliefs: tuple[Belief, ...] = ()
 
     def compare(self, guess: float | None, measured: float) -> str:
-        """One sentence or two: the guess, the measurement, and the feedback for the belief."""
+        """The guess, the measurement, and what the guess left out."""
         if guess is None or guess is ...:
             return f"No guess given. Measured: {measured:g} {self.unit}."
-        if isinstance(guess, bool) or not isinstance(guess, (int, float)) or guess != guess:
-            return f"A guess is a number, such as 50; this is {guess!r}. Change it and run again."
+        if isinstance(guess, bool) or not isinstance(guess, (int, float)):
+            return f"A guess is a number; this is {guess!r}. Change it and run again."
+        if not self.low <= guess <= self.high:
+            return f"A guess lies between {self.low:g} and {self.high:g}; this is {guess:g}."
         said = f"You said {guess:g} {self.unit}; measured: {measured:g}."
         if abs(guess - measured) <= self.tolerance:
-            return f"{said} Right."
-        near = [b for b in self.beliefs if abs(guess - b.value) <= self.tolerance]
-        if near:
-            return f"{said} {min(near, key=lambda b: abs(guess - b.value)).feedback}"
-        return said
+            return f"{said} Right, within {self.tolerance:g}."
+        if abs(measured - self.expected) > self.tolerance:
+            return f"{said} (The experiment was changed.)"
+        return f"{said} {self._feedback(guess, measured)}"
+
+    def _feedback(self, guess: float, measured: float) -> str:
+        def distance(belief: Belief) -> float:
+            return abs(guess - belief.value)
+
+        near = min(self.beliefs, key=distance, default=None)
+        if near is not None and distance(near) <= self.tolerance:
+            return near.feedback
+        return self.too_low if guess < measured else self.too_high
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ keeps back.
 import linecache
 import sys
 import time
+import traceback
 import weakref
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -261,6 +262,13 @@ class Tracer(TorchDispatchMode):
         code, line_number = frame or _readers_frame()
         line = linecache.getline(code.co_filename, line_number).strip()
         return PeakAt(self.step, self.phase_name, self.operation, code.co_qualname, line)
+
+
+def readers_line(error: BaseException) -> str:
+    """Function and line of the innermost frame of an error that is the reader's own."""
+    frames = [(frame.f_code, number) for frame, number in traceback.walk_tb(error.__traceback__)]
+    code, number = [f for f in frames if not f[0].co_filename.startswith(_NOT_THE_READERS)][-1]
+    return f"{code.co_qualname}: {linecache.getline(code.co_filename, number).strip()}"
 
 
 def _tensors(values) -> list[Tensor]:

@@ -21,7 +21,15 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._pytree import tree_leaves
 
-from course_lib.live_bytes import CATEGORIES, Event, MemoryTimeline, PeakAt, Phase, Tracer
+from course_lib.live_bytes import (
+    CATEGORIES,
+    Event,
+    MemoryTimeline,
+    PeakAt,
+    Phase,
+    Tracer,
+    readers_line,
+)
 from course_lib.training import LossFn, train_step
 
 __all__ = ["CATEGORIES", "ZERO_GRAD", "Event", "MemoryTimeline", "PeakAt", "Phase", "measure"]
@@ -66,7 +74,9 @@ def measure(
             model = build_model()
             _check_new(model, tracer, fake)
             tracer.adopt(model)
-            optimizer = _ZeroGrad(build_optimizer(model), zero_grad, set_to_none)
+            optimizer = _ZeroGrad(
+                _checked_optimizer(build_optimizer(model)), zero_grad, set_to_none
+            )
         for step in range(1, steps + 1):
             tracer.step = step
             batches = [tracer.take(_checked(build_batch()), fake_mode) for _ in range(accumulate)]
@@ -87,7 +97,8 @@ def measure(
         UnsupportedOperatorException,
     ) as error:
         raise ValueError(
-            f"fake tensors hold no values, and {error.func} needs them: measure with fake=False"
+            "fake tensors hold no values, and this asks for one, as .item(), float() and if do: "
+            f"{readers_line(error)}: measure with fake=False, or leave it out"
         ) from error
     finally:
         torch.set_default_dtype(default)
@@ -136,6 +147,11 @@ def _check(build_model, build_batch, loss_fn, build_optimizer, dtype, steps, acc
     ):
         if not callable(function) or isinstance(function, nn.Module):
             raise TypeError(f"{name} must be a function, got {type(function).__name__}")
+    if isinstance(build_optimizer, type) and issubclass(build_optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"build_optimizer is called with the model: write "
+            f"lambda model: {build_optimizer.__name__}(model.parameters())"
+        )
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise TypeError(f"dtype must be a floating-point torch.dtype, got {dtype!r}")
     for name, count in (("steps", steps), ("accumulate", accumulate)):
@@ -156,6 +172,14 @@ def _check_new(model: nn.Module, tracer: Tracer, fake: bool) -> None:
             raise ValueError(
                 "build_model must build a new model at each call; it returned one that existed"
             )
+
+
+def _checked_optimizer(optimizer: Any) -> torch.optim.Optimizer:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"build_optimizer must return a torch optimizer, got {type(optimizer).__name__}"
+        )
+    return optimizer
 
 
 def _checked(batch: Any) -> Any:

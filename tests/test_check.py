@@ -5,7 +5,10 @@ import torch
 from course_lib.check import Belief, Exercise, Mistake, Prediction
 from course_lib.lessons import start
 
-HALF = Prediction("How many?", "eggs", 1, (Belief(6, "That is half."), Belief(7, "Nearly.")))
+EGGS = Prediction(
+    "How many?", "eggs", 12, 1, 0, 99, "There are more.", "There are fewer.",
+    (Belief(6, "That is half."), Belief(7, "Nearly.")),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -13,18 +16,32 @@ HALF = Prediction("How many?", "eggs", 1, (Belief(6, "That is half."), Belief(7,
     [
         (None, "No guess given. Measured: 12 eggs."),
         (..., "No guess given. Measured: 12 eggs."),
-        (12, "You said 12 eggs; measured: 12. Right."),
-        (11.2, "You said 11.2 eggs; measured: 12. Right."),
+        (12, "You said 12 eggs; measured: 12. Right, within 1."),
+        (11.2, "You said 11.2 eggs; measured: 12. Right, within 1."),
         (5, "You said 5 eggs; measured: 12. That is half."),
         (6.6, "You said 6.6 eggs; measured: 12. Nearly."),
-        (40, "You said 40 eggs; measured: 12."),
-        ("six", "A guess is a number, such as 50; this is 'six'. Change it and run again."),
-        (True, "A guess is a number, such as 50; this is True. Change it and run again."),
-        (float("nan"), "A guess is a number, such as 50; this is nan. Change it and run again."),
+        (2, "You said 2 eggs; measured: 12. There are more."),
+        (40, "You said 40 eggs; measured: 12. There are fewer."),
+        (100, "A guess lies between 0 and 99; this is 100."),
+        (-1, "A guess lies between 0 and 99; this is -1."),
+        (float("nan"), "A guess lies between 0 and 99; this is nan."),
+        ("six", "A guess is a number; this is 'six'. Change it and run again."),
+        (True, "A guess is a number; this is True. Change it and run again."),
     ],
 )
 def test_a_guess_is_compared_and_its_belief_named(guess, text):
-    assert HALF.compare(guess, 12) == text
+    assert EGGS.compare(guess, 12) == text
+
+
+def test_feedback_is_for_the_experiment_it_was_written_for():
+    assert EGGS.compare(6, 30) == "You said 6 eggs; measured: 30. (The experiment was changed.)"
+    assert EGGS.compare(30, 30) == "You said 30 eggs; measured: 30. Right, within 1."
+
+
+@pytest.mark.parametrize("guess", range(101))
+def test_every_guess_of_chapter_00_is_answered_with_a_reason(guess):
+    said = start.weights_share.compare(guess, 24.8)
+    assert said.endswith("Right, within 4.") or len(said.split(". ", 1)[1]) > 60
 
 
 @pytest.mark.parametrize("belief", start.weights_share.beliefs, ids=lambda b: f"{b.value:g}")
@@ -35,7 +52,7 @@ def test_each_foreseen_guess_of_chapter_00_gets_its_own_feedback(belief):
 
 
 def test_the_right_guess_of_chapter_00_is_no_belief():
-    assert start.weights_share.compare(25, 24.8).endswith("Right.")
+    assert start.weights_share.compare(25, 24.8).endswith("Right, within 4.")
 
 
 STATE_BYTES = Exercise(

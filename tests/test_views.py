@@ -43,7 +43,7 @@ def test_the_peak_and_the_phases_are_written_on_the_picture(trace):
     written = [text.get_text() for text in ax.texts]
     _, peak, _ = view.step_peak(trace, 2)
     assert f"peak {peak / units.GiB:.2f} GiB" in written
-    assert {"forward", "loss", "backward", "step", "zero_grad"} <= set(written)
+    assert {"forward", "loss", "backward", "optimizer step", "zero_grad"} <= set(written)
     drawn = max(line.get_ydata()[0] for line in ax.lines if line.get_marker() == "v")
     assert np.isclose(drawn, peak / units.GiB)
 
@@ -51,9 +51,17 @@ def test_the_peak_and_the_phases_are_written_on_the_picture(trace):
 def test_the_sentence_holds_the_peak_and_the_shares(trace):
     phase, peak, parts = view.step_peak(trace, 2)
     sentence = view.timeline_sentence(trace, 2)
-    assert phase in sentence and units.binary(peak) in sentence
+    assert view.LABEL.get(phase, phase) in sentence and units.binary(peak) in sentence
     assert sum(parts.values()) == peak
     assert f"weights {100 * parts['weights'] / peak:.1f} %" in sentence
+
+
+def test_a_number_is_not_torn_from_its_unit(trace, monkeypatch, capsys):
+    monkeypatch.setattr(style, "display", lambda data, raw: None)
+    style.show(Figure(), "", "word " * 10 + "12.5 % and " + "word " * 8 + "101.39 GiB, 7 B.")
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 56
+    assert not any(line.startswith(("%", "GiB")) for line in lines)
 
 
 def test_every_category_has_a_colour_a_hatch_and_a_place():
@@ -73,7 +81,7 @@ def test_a_picture_is_shown_with_its_sentence_and_no_address(trace, monkeypatch,
 
 @pytest.mark.parametrize("step", [0, 3, -1])
 def test_a_step_that_was_not_measured_is_refused(trace, step):
-    with pytest.raises(ValueError, match="between 1 and 2"):
+    with pytest.raises(ValueError, match="steps 1 to 2 were measured"):
         view.timeline_sentence(trace, step)
 
 

@@ -5,7 +5,14 @@ from course_lib.check import Belief, Prediction
 weights_share = Prediction(
     question="Of 100 bytes that a training step holds at its peak, how many are weights?",
     unit="of 100 bytes",
+    expected=24.8,
     tolerance=4,
+    low=0,
+    high=100,
+    too_low="Less than that stands beside the weights: for each, a gradient and two numbers of "
+    "the optimizer, and at the peak little else.",
+    too_high="More than that stands beside the weights: for each, a gradient and two numbers of "
+    "the optimizer.",
     beliefs=(
         Belief(
             100,

@@ -4,6 +4,7 @@ Colours after Okabe and Ito, https://jfly.uni-koeln.de/color/. Each has a hatch 
 """
 
 import io
+import re
 import textwrap
 
 from IPython.display import display
@@ -32,4 +33,5 @@ def show(figure: Figure, name: str, sentence: str) -> None:
     png = io.BytesIO()
     figure.savefig(png, format="png", dpi=100, metadata={"Software": None})
     display({"image/png": png.getvalue(), "text/plain": f"[picture: {name}]"}, raw=True)
-    print(textwrap.fill(sentence, 72))
+    together = re.sub(r"(?<=\d) (?=%|[KMGTk]?i?B\b)", "\N{NO-BREAK SPACE}", sentence)
+    print(textwrap.fill(together, 56))

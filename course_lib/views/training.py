@@ -11,11 +11,12 @@ from course_lib.views import style
 
 # Bottom to top: what stays from step to step lies below what comes and goes.
 STACK = ("weights", "optimizer state", "gradients", "activations", "inputs", "temporaries")
+LABEL = {"step": "optimizer step"}  # a phase as the reader sees it, where its name won't do
 
 
 def show_timeline(timeline: MemoryTimeline, step: int, title: str) -> None:
     """Show the timeline of one step, and one sentence with its key numbers."""
-    figure = Figure(figsize=(9, 4.4), layout="constrained")
+    figure = Figure(figsize=(8, 4.4), layout="constrained")
     draw_timeline(timeline, step, figure.subplots())
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
     style.show(figure, f"timeline of step {step}", timeline_sentence(timeline, step))
@@ -47,7 +48,8 @@ def timeline_sentence(timeline: MemoryTimeline, step: int) -> str:
     shares = ", ".join(
         f"{name} {100 * size / peak:.1f} %" for name, size in parts.items() if size / peak > 5e-4
     )
-    return f"Step {step} peaks at {units.binary(peak)}, in the phase {phase!r}: {shares}."
+    label = LABEL.get(phase, phase)
+    return f"Training step {step} peaks at {units.binary(peak)}, in its {label}: {shares}."
 
 
 def step_peak(timeline: MemoryTimeline, step: int) -> tuple[str, int, dict[str, int]]:
@@ -64,8 +66,8 @@ def _bounds(timeline: MemoryTimeline, step: int) -> tuple[int, int]:
         raise TypeError(f"timeline must be a MemoryTimeline, got {type(timeline).__name__}")
     inside = [i for i, event in enumerate(timeline.events) if event.step == step]
     if not inside or step < 1:
-        last = timeline.events[-1].step
-        raise ValueError(f"step must lie between 1 and {last}, got {step!r}")
+        measured = timeline.events[-1].step
+        raise ValueError(f"step {step!r} isn't there: steps 1 to {measured} were measured")
     return inside[0], inside[-1] + 1
 
 
@@ -85,7 +87,7 @@ def _label_areas(ax: Axes, live: dict[str, np.ndarray]) -> None:
         at = middle.start + int(np.argmax(thick[middle]))
         if thick[at] > 0.06 * top:
             ax.text(
-                at, (low[at] + high[at]) / 2, name, ha="center", va="center", fontsize=10,
+                at, (low[at] + high[at]) / 2, name, ha="center", va="center", fontsize=11,
                 bbox={"facecolor": "white", "alpha": 0.85, "linewidth": 0, "pad": 1.5},
             )  # fmt: skip
 
@@ -96,7 +98,8 @@ def _mark_peak(ax: Axes, live: dict[str, np.ndarray]) -> None:
     ax.plot(at, total[at], marker="v", color="black", clip_on=False)
     ax.annotate(
         f"peak {total[at]:.2f} GiB", (at, total[at]), xytext=(-4, 6), ha="right", va="bottom",
-        textcoords="offset points", fontsize=10,
+        textcoords="offset points", fontsize=11,
+        bbox={"facecolor": "white", "linewidth": 0, "pad": 0.5},
     )  # fmt: skip
 
 
@@ -109,8 +112,8 @@ def _mark_phases(ax: Axes, timeline: MemoryTimeline, step: int, first: int) -> N
     width = max(at[-1] for at in starts.values())
     for name, at in starts.items():
         ax.axvline(at[0], color="black", linewidth=0.6, linestyle=(0, (4, 3)))
-        short = (at[-1] - at[0]) < 0.08 * width
+        height = 1.09 if (at[-1] - at[0]) < 0.08 * width else 1.02
         ax.text(
-            (at[0] + at[-1]) / 2, 1.09 if short else 1.02, name, fontsize=10, ha="center",
+            (at[0] + at[-1]) / 2, height, LABEL.get(name, name), fontsize=11, ha="center",
             transform=ax.get_xaxis_transform(),
         )  # fmt: skip

@@ -312,14 +312,14 @@ def test_static_faults_turn_the_run_red_and_are_all_named(project):
 def test_a_changed_digit_in_a_stored_output_turns_nbval_red(project):
     copy, run = project
     change_text(copy / "chapters" / CHAPTER, "in float32: 26.95 GB", "in float32: 26.96 GB")
-    status, output = run("chapters")
+    status, output = run("chapters", "-x")
     assert status == 1 and "26.96 GB" in output and "1 failed" in output
 
 
 def test_a_changed_formula_in_course_lib_turns_nbval_red(project):
     copy, run = project
     change_text(copy / "course_lib" / "models.py", "return x + self.ffn(", "return self.ffn(")
-    status, output = run("chapters")
+    status, output = run("chapters", "-x")
     assert status == 1 and "allocations and frees" in output
 
 
@@ -337,6 +337,14 @@ def test_a_solution_that_no_longer_passes_turns_nbval_red(project):
     change_chapter(copy, lambda notebook: notebook.update(cells=cells))
     status, output = run("chapters")
     assert status == 1 and "Not yet: 4 is not it." in output and "1 failed" in output
+
+
+def test_a_chapter_that_reaches_for_the_network_turns_nbval_red(project):
+    copy, run = project
+    source = "import socket\nsocket.create_connection(('192.0.2.1', 80), timeout=1)"
+    change_chapter(copy, lambda notebook: notebook.update(cells=[code(source, "")]))
+    status, output = run("chapters")
+    assert status == 1 and "must not touch the network" in output
 
 
 def test_a_cuda_cell_is_skipped_with_its_reason(project):

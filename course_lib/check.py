@@ -1,4 +1,4 @@
-"""Predictions and exercises: compare an answer with the truth and name the belief behind it.
+"""Predictions, questions and exercises: an answer, the truth, and the belief behind the answer.
 
 Pure logic: no display, no torch. A wrong answer that was foreseen gets its own feedback.
 """
@@ -70,6 +70,57 @@ class Prediction:
         if near is not None and distance(near) <= self.tolerance:
             return near.feedback
         return self.too_low if guess < measured else self.too_high
+
+
+@dataclass(frozen=True)
+class Option:
+    """One answer of a question to choose from, and what to say to it."""
+
+    text: str
+    feedback: str
+    right: bool = False
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question with one right option, each with its own feedback.
+
+    >>> coin = Question("Heads or tails?", (Option("heads", "It was.", True),
+    ...                                     Option("tails", "Look again.")))
+    >>> coin.answer("tails")
+    'Not this: Look again.'
+    """
+
+    prompt: str
+    options: tuple[Option, ...]
+
+    def __post_init__(self):
+        texts = [option.text for option in self.options]
+        if len(set(texts)) < len(texts) or len(texts) < 2:
+            raise ValueError(f"a question needs two options or more, all different, got {texts}")
+        if sum(option.right for option in self.options) != 1:
+            raise ValueError(f"a question needs exactly one right option: {self.prompt!r}")
+
+    def answer(self, text: str | None) -> str:
+        """The feedback for the option with this text; None is no answer yet."""
+        if text is None:
+            return "Not answered yet."
+        option = self._option(text)
+        return f"{'Right' if option.right else 'Not this'}: {option.feedback}"
+
+    def compare(self, guess: str | None, measured: str) -> str:
+        """As a prediction: the guess beside what was measured, with the guess's feedback."""
+        if guess is None:
+            return f"No guess given. Measured: {measured}."
+        option = self._option(guess)
+        verdict = "Right. " if option.right else ""
+        return f"You said: {guess}. Measured: {measured}. {verdict}{option.feedback}"
+
+    def _option(self, text: str) -> Option:
+        for option in self.options:
+            if option.text == text:
+                return option
+        raise ValueError(f"{text!r} is none of {[option.text for option in self.options]}")
 
 
 @dataclass(frozen=True)

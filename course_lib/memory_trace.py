@@ -5,7 +5,6 @@ in little memory, and a small model measured both ways agrees to the byte. `live
 how the bytes are followed, and what isn't seen.
 """
 
-import gc
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -65,7 +64,6 @@ def measure(
     _check(build_model, build_batch, loss_fn, build_optimizer, dtype, steps, accumulate, zero_grad)
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
     tracer = Tracer(timed=not fake)
-    gc.collect()
     default = torch.get_default_dtype()
     random_state = torch.get_rng_state()
     torch.set_default_dtype(dtype)

@@ -45,15 +45,23 @@ def tags(cell) -> list[str]:
     return cell.metadata.get("tags", [])
 
 
+IMAGE = re.compile(r"<img [^>]*>")
+
+
+def holds_picture(output) -> bool:
+    data = output.get("data", {})
+    return any(kind.startswith("image/") for kind in data) or "<img " in data.get("text/html", "")
+
+
 def output_text(cell) -> str:
-    """All that a cell's stored outputs say in text."""
+    """All that a cell's stored outputs say in text; what a picture's source holds is left out."""
     parts = []
     for output in cell.get("outputs", []):
         if output.output_type == "stream":
             parts.append(output.text)
         for kind, value in output.get("data", {}).items():
-            if kind.startswith("text/") or kind == "image/svg+xml":
-                parts.append(value)
+            if kind.startswith("text/"):
+                parts.append(IMAGE.sub("", value))
     return "\n".join(parts)
 
 
@@ -136,8 +144,7 @@ def pictures_have_sentences(notebook, path) -> Iterator[Complaint]:
     """Each picture is followed by a printed sentence in the same cell."""
     for cell in code_cells(notebook):
         for output, following in zip(cell.outputs, [*cell.outputs[1:], None], strict=False):
-            pictured = any(kind.startswith("image/") for kind in output.get("data", {}))
-            if pictured and (following is None or following.output_type != "stream"):
+            if holds_picture(output) and (following is None or following.output_type != "stream"):
                 yield cell, "shows a picture without a printed sentence after it"
 
 

@@ -64,7 +64,7 @@ def add_source(text, more):
 
 
 def add_output(output):
-    return edit("guess = None", lambda cell: cell.outputs.append(output))
+    return edit("views.predict", lambda cell: cell.outputs.append(output))
 
 
 def stream(text, name="stdout"):
@@ -114,6 +114,11 @@ FAULTS = [
     (
         gates.pictures_have_sentences,
         edit("show_timeline", lambda c: c.update(outputs=c.outputs[:1])),
+        "without a printed sentence",
+    ),
+    (
+        gates.pictures_have_sentences,
+        add_output(new_output("display_data", {"image/png": "aGk="})),
         "without a printed sentence",
     ),
     (gates.prose_numbers, add_source(PROSE, " It takes 31.7 GiB."), "says 31.7"),
@@ -286,7 +291,7 @@ def change_text(path, old, new):
 def test_static_faults_turn_the_run_red_and_are_all_named(project):
     copy, run = project
     for plant in (
-        edit("guess = None", lambda cell: cell.update(execution_count=None, outputs=[])),
+        edit("views.predict", lambda cell: cell.update(execution_count=None, outputs=[])),
         add_source(PRINTS, ";"),
         add_source(PROSE, " It takes 31.7 GiB."),
         append(*exercise(solution_says="Not yet: no.")),

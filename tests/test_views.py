@@ -1,9 +1,12 @@
-import base64
+"""What was drawn, read back from the SVG and compared with the values."""
+
+import re
+from urllib.parse import unquote
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import torch
-from matplotlib.figure import Figure
 
 from course_lib import models, units
 from course_lib.memory_trace import CATEGORIES, measure
@@ -11,14 +14,41 @@ from course_lib.views import style
 from course_lib.views import training as view
 
 
+def trace_of(optimizer, batch=256):
+    return measure(
+        lambda: models.mlp(64, 128, 128, 10),
+        lambda: (torch.zeros(batch, 64), torch.zeros(batch).long()),
+        lambda m, b: torch.nn.functional.cross_entropy(m(b[0]), b[1]),
+        lambda m: optimizer(m.parameters()),
+    )
+
+
 @pytest.fixture(scope="module")
 def trace():
-    return measure(
-        lambda: models.mlp(64, 512, 512, 10),
-        lambda: (torch.zeros(256, 64), torch.zeros(256).long()),
-        lambda m, b: torch.nn.functional.cross_entropy(m(b[0]), b[1]),
-        lambda m: torch.optim.AdamW(m.parameters()),
-    )
+    return trace_of(torch.optim.AdamW)
+
+
+@pytest.fixture(scope="module")
+def traces():
+    kinds = {"SGD": torch.optim.SGD, "AdamW": torch.optim.AdamW}
+    return {(n, size): trace_of(o, size) for n, o in kinds.items() for size in (128, 256, 384)}
+
+
+def elements(svg, kind):
+    return [e for e in ElementTree.fromstring(svg).iter() if e.tag.endswith("}" + kind)]
+
+
+def texts(svg):
+    return [element.text for element in elements(svg, "text")]
+
+
+def areas(svg):
+    """Name and highest edge of each drawn area, from the last drawn (the lowest) up."""
+    drawn = [e for e in elements(svg, "path") if e.get("data-name") in CATEGORIES]
+    return {
+        e.get("data-name"): min(float(y) for y in re.findall(r"V([\d.]+)", e.get("d")))
+        for e in reversed(drawn)
+    }
 
 
 def events_of(trace, step):
@@ -26,26 +56,33 @@ def events_of(trace, step):
     return slice(inside[0], inside[-1] + 1)
 
 
+FRAME = view.Frame(left=62, top=86, width=720, height=300)
+
+
 @pytest.mark.parametrize("step", [1, 2])
 def test_the_drawn_areas_are_the_live_bytes(trace, step):
-    ax = view.draw_timeline(trace, step, Figure().subplots())
-    below = 0.0
-    for area, name in zip(ax.collections, view.STACK, strict=True):
-        expected = trace.live[name][events_of(trace, step)] / units.GiB
-        top = area.get_paths()[0].vertices[:, 1].max()
-        assert area.get_label() == name
-        assert np.isclose(top, (below + expected).max())
-        below = below + expected
+    picture = view.timeline_picture(trace, step, "a title")
+    drawn, edge = areas(picture.svg), 0
+    _, peak, _ = view.step_peak(trace, step)
+    assert tuple(drawn) == view.STACK
+    for name in view.STACK:
+        edge = edge + trace.live[name][events_of(trace, step)]
+        expected = FRAME.bottom - FRAME.height * edge.max() / (1.1 * peak)
+        assert abs(drawn[name] - expected) <= 0.06  # the last written decimal
 
 
-def test_the_peak_and_the_phases_are_written_on_the_picture(trace):
-    ax = view.draw_timeline(trace, 2, Figure().subplots())
-    written = [text.get_text() for text in ax.texts]
+def test_a_long_timeline_keeps_its_peak_and_few_points():
+    total = np.random.default_rng(0).integers(0, 1000, 50_000)
+    total[31_234] = 5000
+    kept = view._kept(total)
+    assert len(kept) == view.MOST_POINTS and 31_234 in kept and kept == sorted(kept)
+
+
+def test_the_peak_the_title_and_the_phases_are_written_on_the_picture(trace):
+    written = texts(view.timeline_picture(trace, 2, "a title").svg)
     _, peak, _ = view.step_peak(trace, 2)
-    assert f"peak {peak / units.GiB:.2f} GiB" in written
-    assert {"forward", "loss", "backward", "optimizer step", "zero_grad"} <= set(written)
-    drawn = max(line.get_ydata()[0] for line in ax.lines if line.get_marker() == "v")
-    assert np.isclose(drawn, peak / units.GiB)
+    phases = {"forward", "loss", "backward", "optimizer step", "zero_grad"}
+    assert phases | {"a title", f"peak {units.binary(peak)}"} <= set(written)
 
 
 def test_the_sentence_holds_the_peak_and_the_shares(trace):
@@ -56,27 +93,90 @@ def test_the_sentence_holds_the_peak_and_the_shares(trace):
     assert f"weights {100 * parts['weights'] / peak:.1f} %" in sentence
 
 
-def test_a_number_is_not_torn_from_its_unit(trace, monkeypatch, capsys):
-    monkeypatch.setattr(style, "display", lambda data, raw: None)
-    style.show(Figure(), "", "word " * 10 + "12.5 % and " + "word " * 8 + "101.39 GiB, 7 B.")
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 56
-    assert not any(line.startswith(("%", "GiB")) for line in lines)
+@pytest.mark.parametrize("step", [1, 2])
+def test_the_parts_after_each_phase_are_the_bytes_that_the_trace_recorded(trace, step):
+    recorded = {view.LABEL.get(p.name, p.name): p for p in trace.phases if p.step == step}
+    for stop in view.STOPS[1:]:
+        if stop != "sync":  # allocates nothing, and a 4-byte loss dies just before it
+            parts = view.after(trace, step, stop)
+            assert abs(sum(parts.values()) - recorded[stop].bytes_after) <= 4
+    before = sum(view.after(trace, step, view.BEFORE).values())
+    assert before == recorded["forward"].bytes_before
+
+
+WALK_ENDS = [
+    (phase, batch, optimizer, step)
+    for phase in view.STOPS
+    for batch in (128, 384)
+    for optimizer in ("SGD", "AdamW")
+    for step in ("first", "second")
+]
+
+
+@pytest.mark.parametrize(("phase", "batch", "optimizer", "step"), WALK_ENDS)
+def test_the_walk_draws_the_parts_alive_at_every_control_s_ends(
+    traces, phase, batch, optimizer, step
+):
+    picture = view.walk_view(traces, "images")(phase, batch, optimizer, step)
+    parts = view.after(traces[optimizer, batch], ("first", "second").index(step) + 1, phase)
+    most = max(int(t.live[name].max()) for t in traces.values() for name in view.STACK)
+    bars = {e.get("data-name"): float(e.get("width")) for e in elements(picture.svg, "rect")
+            if e.get("data-name")}  # fmt: skip
+    for name, num_bytes in parts.items():
+        assert abs(bars[name] - 160 * num_bytes / most) <= 0.06
+        assert units.binary(num_bytes, 0) in texts(picture.svg)
+        assert (f"{name} {units.binary(num_bytes, 1)}" in picture.sentence) == (num_bytes > 0)
+    assert optimizer in picture.sentence and str(batch) in picture.sentence
+    assert all(0 <= width <= 160 for width in bars.values())
+
+
+def test_nothing_is_written_outside_the_picture(traces):
+    """Half of a letter's height for the width of a letter: fonts aren't measured."""
+    for phase, batch, optimizer, step in WALK_ENDS:
+        svg = view.walk_view(traces, "images")(phase, batch, optimizer, step).svg
+        for element in elements(svg, "text"):
+            x, wide = float(element.get("x")), 6.5 * len(element.text)
+            left = x - {"start": 0, "middle": wide / 2, "end": wide}[element.get("text-anchor")]
+            assert left >= -8 and left + wide <= 968, element.text
+            assert 10 <= float(element.get("y")) <= 396
+
+
+def test_the_walk_needs_every_combination(traces):
+    missing = {key: trace for key, trace in traces.items() if key != ("SGD", 256)}
+    with pytest.raises(ValueError, match="every optimizer"):
+        view.walk(missing, "images")
 
 
 def test_every_category_has_a_colour_a_hatch_and_a_place():
-    assert set(style.COLOR) == set(style.HATCH) == set(CATEGORIES) == set(view.STACK)
+    assert set(style.HATCH) == set(CATEGORIES) == set(view.STACK)
+    assert set(style.COLOR) == {*CATEGORIES, "moment"}
     for cues in (style.COLOR, style.HATCH):
-        assert len(set(cues.values())) == len(CATEGORIES)
+        assert len(set(cues.values())) == len(cues)
 
 
-def test_a_picture_is_shown_with_its_sentence_and_no_address(trace, monkeypatch, capsys):
+def test_a_picture_is_the_same_letters_every_time(trace):
+    pictures = [view.timeline_picture(trace, 2, "a title") for _ in range(2)]
+    assert pictures[0] == pictures[1]
+
+
+def test_a_picture_is_shown_with_its_sentence_as_text_and_alternative(trace, monkeypatch, capsys):
     shown = []
     monkeypatch.setattr(style, "display", lambda data, raw: shown.append(data))
-    view.show_timeline(trace, 2, "a title")
+    view.show_timeline(trace, 2, 'a "title" & <more>')
     assert shown[0]["text/plain"] == "[picture: timeline of step 2]"
-    assert shown[0]["image/png"].startswith(base64.b64decode("iVBORw0KGgo="))
-    assert " ".join(capsys.readouterr().out.split()) == view.timeline_sentence(trace, 2)
+    image = ElementTree.fromstring(shown[0]["text/html"].replace(">", "/>"))
+    sentence = view.timeline_sentence(trace, 2)
+    assert image.get("alt") == sentence
+    svg = unquote(image.get("src").removeprefix("data:image/svg+xml,"))
+    assert 'a "title" & <more>' in texts(svg)
+    assert " ".join(capsys.readouterr().out.split()) == sentence
+
+
+def test_a_number_is_not_torn_from_its_unit(capsys):
+    style.say("word " * 10 + "12.5 % and " + "word " * 8 + "101.39 GiB, 7 B.")
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 56
+    assert not any(line.startswith(("%", "GiB")) for line in lines)
 
 
 @pytest.mark.parametrize("step", [0, 3, -1])
@@ -85,6 +185,8 @@ def test_a_step_that_was_not_measured_is_refused(trace, step):
         view.timeline_sentence(trace, step)
 
 
-def test_what_is_no_timeline_is_refused():
+def test_what_is_no_timeline_and_no_stop_is_refused(trace):
     with pytest.raises(TypeError, match="MemoryTimeline"):
         view.show_timeline([1, 2], 1, "")
+    with pytest.raises(ValueError, match="before the step"):
+        view.after(trace, 1, "step")

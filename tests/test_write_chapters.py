@@ -26,11 +26,10 @@ def stored(path):
 
 
 PICTURE = """
-from matplotlib.figure import Figure
-from course_lib.views import style
-figure = Figure()
-_ = figure.subplots().plot([1, 2])
-style.show(figure, "a line", "It rises to 2.")
+import matplotlib.pyplot as plt
+_ = plt.plot([1, 2])
+plt.show()
+print("It rises to 2.")
 """
 
 

@@ -7,20 +7,20 @@ ignored by nbval, and `cuda` cells, keep what is stored while their source is un
 there is a GPU, `cuda` cells with no fresh recording are run and recorded.
 """
 
-import base64
 import hashlib
 import os
 import re
 import sys
 import tempfile
 from pathlib import Path
+from urllib.parse import unquote
 
 import nbformat
 from gates import code_cells, numbers, output_text, recording_hash, tags
 from nbclient import NotebookClient
 
 ROOT = Path(__file__).resolve().parent.parent
-README_PICTURE = ROOT / ".github" / "readme.png"
+README_PICTURE = ROOT / ".github" / "readme.svg"
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 KEPT_METADATA = ("tags", "recording", "source_hash", "jupyter")
 DROPPED_OUTPUT = "application/vnd.jupyter.widget-view+json"
@@ -144,11 +144,9 @@ def copy_readme_picture(path: Path) -> None:
 
 
 def stored_picture(cell) -> bytes:
-    return next(
-        base64.b64decode(output.data["image/png"])
-        for output in cell.outputs
-        if "image/png" in output.get("data", {})
-    )
+    """The SVG in a cell's stored HTML image."""
+    html = next(o.data["text/html"] for o in cell.outputs if "text/html" in o.get("data", {}))
+    return unquote(re.search(r'src="data:image/svg\+xml,([^"]*)"', html)[1]).encode()
 
 
 def _gpu() -> str | None:

@@ -213,6 +213,27 @@ class Exercise:
         )
 
 
+@dataclass(frozen=True)
+class Challenge:
+    """An open task: `verify(attempt)` gives None when it is met, else what is missing.
+
+    >>> even = Challenge(lambda n: "That is odd." if n % 2 else None)
+    >>> even.check(3), even.check(4), even.check(None)
+    (Not yet: That is odd., Passed., Not attempted yet.)
+    """
+
+    verify: Callable[[Any], str | None]
+
+    def check(self, attempt: Any) -> Result:
+        if attempt is None or attempt is ...:
+            return Result(NOT_ATTEMPTED, "")
+        try:
+            missing = self.verify(attempt)
+        except Exception as error:
+            return Result(WRONG, f"It raised {type(error).__name__}: {error}")
+        return Result(PASSED, "") if missing is None else Result(WRONG, missing)
+
+
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

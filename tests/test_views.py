@@ -10,7 +10,7 @@ import torch
 
 from course_lib import models, units
 from course_lib.memory_trace import CATEGORIES, measure
-from course_lib.views import style
+from course_lib.views import learning, style
 from course_lib.views import training as view
 
 
@@ -190,3 +190,44 @@ def test_what_is_no_timeline_and_no_stop_is_refused(trace):
         view.show_timeline([1, 2], 1, "")
     with pytest.raises(ValueError, match="before the step"):
         view.after(trace, 1, "step")
+
+
+def test_each_pixel_of_a_digit_is_drawn_as_dark_as_it_is(monkeypatch):
+    shown = []
+    monkeypatch.setattr(style, "display", lambda data, raw: shown.append(data))
+    images = torch.arange(128).reshape(2, 64) / 127
+    learning.show_digits(images, torch.tensor([3, 4]))
+    svg = unquote(shown[0]["text/html"].split('src="data:image/svg+xml,')[1].rstrip('">'))
+    pixels = [e.get("fill") for e in elements(svg, "rect") if e.get("width") == "10"][6:]
+    ink = [1 - int(fill[1:3], 16) / 255 for fill in pixels]
+    assert np.allclose(ink, images.flatten(), atol=0.5 / 255)
+    assert texts(svg) == ["3", "4"]
+
+
+def test_the_loss_curve_goes_through_every_loss(monkeypatch, capsys):
+    shown = []
+    monkeypatch.setattr(style, "display", lambda data, raw: shown.append(data))
+    losses = [2.0, 1.0, 1.5, 0.5]
+    learning.show_losses(losses, "falls")
+    svg = unquote(shown[0]["text/html"].split('src="data:image/svg+xml,')[1].rstrip('">'))
+    points = [
+        tuple(map(float, p.split(","))) for p in elements(svg, "polyline")[0].get("points").split()
+    ]
+    drawn = [2.1 * (1 - (y - 46) / 160) for _, y in points]
+    assert np.allclose(drawn, losses, atol=2.1 / 160 * 0.06)
+    assert "from 2.00 to 0.50. It fell in 2 updates and rose in 1." in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: learning.show_digits(torch.zeros(2, 8, 8), torch.zeros(2)),
+        lambda: learning.show_digits(torch.zeros(2, 64), torch.zeros(3)),
+        lambda: learning.show_losses([1.0], "one"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(call):
+    with pytest.raises(ValueError, match="must be|needs"):
+        call()

@@ -1,0 +1,72 @@
+"""Each foreseen belief gets its own feedback, and what a lesson calls right is measured."""
+
+import pytest
+import torch
+
+from course_lib import models
+from course_lib.check import NOT_ATTEMPTED, PASSED, WRONG, Exercise, Question
+from course_lib.lessons import training as lesson
+from course_lib.training import train_step
+
+EXERCISES = [value for value in vars(lesson).values() if isinstance(value, Exercise)]
+QUESTIONS = [value for value in vars(lesson).values() if isinstance(value, Question)]
+QUESTIONS += lesson.quiz
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_the_right_answer_passes_and_each_mistake_hears_its_own_feedback(exercise):
+    assert exercise.check(exercise.answer).status == PASSED
+    for mistake in exercise.mistakes:
+        result = exercise.check(mistake.answer)
+        assert (result.status, result.message) == (WRONG, mistake.feedback)
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.prompt[:30])
+def test_every_option_has_its_own_feedback(question):
+    said = [question.answer(option.text) for option in question.options]
+    assert len(set(said)) == len(said)
+    assert sum(text.startswith("Right: ") for text in said) == 1
+    assert question.answer(None) == "Not answered yet."
+    assert all(option.feedback in question.compare(option.text, "7") for option in question.options)
+    with pytest.raises(ValueError, match="is none of"):
+        question.answer("something else")
+
+
+def right(question):
+    return next(option.text for option in question.options if option.right)
+
+
+def test_eval_still_records_a_graph():
+    model = models.mlp(4, 2).eval()
+    assert right(lesson.quiz[0]) == "yes" and model(torch.ones(1, 4)).requires_grad
+
+
+@pytest.mark.parametrize(
+    ("plan", "status", "message"),
+    [
+        (None, NOT_ATTEMPTED, ""),
+        ((512, lambda m: torch.optim.AdamW(m.parameters(), lr=0.01)), WRONG, "peaks at 1.43 MiB"),
+        ((64, lambda m: torch.optim.AdamW(m.parameters(), lr=0.01)), WRONG, "optimizer state"),
+        ((64, lambda m: torch.optim.SGD(m.parameters(), lr=1e-3)), WRONG, "It fits, but"),
+        ((100, lambda m: torch.optim.SGD(m.parameters(), lr=0.1)), WRONG, "doesn't divide"),
+        (("64", lambda m: torch.optim.SGD(m.parameters(), lr=0.1)), WRONG, "doesn't divide"),
+        (64, WRONG, "It raised TypeError"),
+        ((64, torch.optim.SGD), WRONG, "lambda model"),
+        ((128, lambda m: torch.optim.SGD(m.parameters(), lr=0.5)), PASSED, ""),
+    ],
+)
+def test_the_budget_says_what_is_missing(plan, status, message):
+    result = lesson.within_budget.check(plan)
+    assert result.status == status and message in result.message
+
+
+@pytest.mark.parametrize(("optimizer", "name"), [("SGD", "SGD"), ("AdamW", "AdamW")])
+def test_what_is_held_between_steps_is_what_torch_holds(optimizer, name):
+    model = models.mlp(5, 7, 3)
+    adam = getattr(torch.optim, optimizer)(model.parameters())
+    train_step(model, [torch.ones(2, 5)], lambda m, x: m(x).mean(), adam)
+    held = sum(p.nbytes for p in model.parameters())
+    for state in adam.state.values():
+        held += sum(value.nbytes for value in state.values() if isinstance(value, torch.Tensor))
+    n, tensors = sum(p.numel() for p in model.parameters()), len(list(model.parameters()))
+    assert lesson.held_between_steps.answer(n, tensors, name) == held

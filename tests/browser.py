@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+import uuid
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,6 +24,8 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+PICTURES_SHOWN = """[...document.querySelectorAll('.jp-OutputArea img')]
+    .filter(image => image.complete && image.naturalWidth > 0).length"""
 LOCAL = ("http://127.0.0.1", "ws://127.0.0.1", "data:", "blob:")
 
 
@@ -90,7 +93,9 @@ class Chapter:
         self.page.on("request", self._request)
         self.page.on("console", lambda m: self.errors.append(m.text) if m.type == "error" else None)
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.goto(f"{base}lab/tree/{name}?token={TOKEN}")
+        # A workspace of its own: JupyterLab would open the notebooks of earlier pages again.
+        workspace = f"lab/workspaces/{uuid.uuid4().hex}/tree"
+        self.page.goto(f"{base}{workspace}/{name}?token={TOKEN}")
         self.page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget?.context")
         self.page.evaluate(
             """async () => {
@@ -148,7 +153,11 @@ class Chapter:
         """The code cell that contains this text."""
         return self.page.locator(".jp-CodeCell").filter(has_text=source).first
 
-    def run_with(self, source: str, change_to: str) -> None:
+    def run_again(self, source: str) -> None:
+        """Run the code cell that contains `source` once more, and wait."""
+        self.run_with(source, None)
+
+    def run_with(self, source: str, change_to: str | None) -> None:
         """Change the code cell that contains `source`, run it, and wait."""
         self.page.evaluate(
             """([source, changed]) => {
@@ -156,16 +165,10 @@ class Chapter:
                 const index = panel.content.widgets.findIndex(
                     c => c.model.type === 'code' && c.model.sharedModel.source.includes(source));
                 panel.content.activeCellIndex = index;
-                panel.content.widgets[index].model.sharedModel.setSource(changed);
+                if (changed !== null)
+                    panel.content.widgets[index].model.sharedModel.setSource(changed);
                 window.jupyterapp.commands.execute('notebook:run-cell');
             }""",
             [source, change_to],
         )
         self.settle()
-
-    def pictures(self) -> int:
-        """How many output images are there and have been decoded."""
-        return self.page.evaluate(
-            """() => [...document.querySelectorAll('.jp-OutputArea img')]
-                .filter(image => image.complete && image.naturalWidth > 0).length"""
-        )

@@ -36,8 +36,7 @@ def test_a_chapter_opened_without_running_shows_its_stored_pictures(lab, path):
     cells = gates.code_cells(nbformat.read(path, as_version=4))
     stored = sum(gates.holds_picture(output) for cell in cells for output in cell.outputs)
     assert stored > 0
-    chapter.page.wait_for_timeout(500)
-    assert chapter.pictures() == stored
+    chapter.page.wait_for_function(browser.PICTURES_SHOWN + f" === {stored}", timeout=10_000)
     assert chapter.page.locator(".jp-Dialog, .Toastify__toast").count() == 0  # no news, no asking
     assert chapter.page.get_by_text("model not found").count() == 0
     assert_clean(chapter)
@@ -55,8 +54,78 @@ def test_chapter_00_runs_and_compares_a_guess(lab):
     chapter.page.keyboard.press("Enter")
     chapter.settle()
     assert "Kept: 50.0. Now measure." in chapter.cell("views.predict").inner_text()
-    chapter.run_with("guess.compare", "guess.compare(round(share, 1))")
+    chapter.run_again("guess.compare")
     said = " ".join(compare.inner_text().split())
     assert re.search(r"You said 50 of 100 bytes; measured: 24.8\. That counts a weight and", said)
     assert_clean(chapter)
+    chapter.page.close()
+
+
+def test_chapter_01_runs_and_its_controls_questions_and_exercises_answer(lab):
+    chapter = lab("01_training_step.ipynb")
+    page = chapter.page
+    chapter.run_all()
+    assert_clean(chapter)
+
+    # The walk: buttons, a slider moved by keys, and the picture and sentence that follow.
+    walk = chapter.cell("pictures.walk")
+    picture, sentence = walk.locator("img").first, walk.locator("p[role=status]")
+    before = picture.get_attribute("src"), sentence.inner_text()
+    assert "AdamW, 384 images, second step, after forward" in before[1]
+    walk.get_by_role("button", name="Next phase").focus()
+    page.keyboard.press("Enter")
+    chapter.settle()
+    walk.get_by_role("button", name="Next phase").click()
+    chapter.settle()
+    assert "after backward" in sentence.inner_text()
+    walk.locator(".noUi-handle").focus()
+    page.keyboard.press("ArrowRight")
+    chapter.settle()
+    assert "AdamW, 512 images" in sentence.inner_text()
+    assert walk.get_by_label("batch, images").input_value() == "512"
+    walk.get_by_label("optimizer").select_option("SGD")
+    chapter.settle()
+    assert "optimizer state" not in sentence.inner_text()
+    assert picture.get_attribute("src") != before[0]
+
+    # A prediction by options is compared after the measurement.
+    chapter.cell("lesson.three_calls").get_by_label("6", exact=True).check()
+    chapter.settle()
+    chapter.run_again("guess_calls.compare")
+    said = " ".join(chapter.cell("guess_calls.compare").inner_text().split())
+    assert "You said: 6. Measured: 18. 6 is what one call gives." in said
+
+    # A wrong quiz answer shows its own feedback, the right one its own.
+    quiz = chapter.cell("views.quiz")
+    quiz.get_by_label("all of them, by half").check()
+    chapter.settle()
+    assert "Not this: Weights, gradients and optimizer state" in quiz.inner_text()
+    quiz.get_by_label("activations, inputs and what is computed from them").check()
+    chapter.settle()
+    assert "Right: They have a row for each example" in quiz.inner_text()
+
+    # An exercise: not attempted, a foreseen mistake, passed.
+    check = "lesson.one_batch_loss.check(whole_loss)"
+    assert "Not attempted yet." in chapter.cell(check).inner_text()
+    stub = "def whole_loss(losses, counts):"
+    chapter.run_with(stub, f"{stub}\n    return sum(losses) / len(losses)")
+    chapter.run_again(check)
+    assert "Not yet: That is the mean of the means" in chapter.cell(check).inner_text()
+    total = "sum(x * n for x, n in zip(losses, counts))"
+    chapter.run_with(stub, f"{stub}\n    return {total} / sum(counts)")
+    chapter.run_again(check)
+    assert "Passed." in chapter.cell(check).inner_text()
+    assert_clean(chapter)
+    page.close()
+
+
+@pytest.mark.parametrize("width", [900, 1280])
+def test_no_output_is_wider_than_its_window(lab, width):
+    chapter = lab("01_training_step.ipynb", width=width)
+    cut = chapter.page.evaluate(
+        """() => [...document.querySelectorAll('.jp-OutputArea-output')]
+            .filter(output => output.scrollWidth > output.clientWidth + 1)
+            .map(output => output.innerText.slice(0, 60))"""
+    )
+    assert cut == []
     chapter.page.close()

@@ -56,7 +56,7 @@ def events_of(trace, step):
     return slice(inside[0], inside[-1] + 1)
 
 
-FRAME = view.Frame(left=62, top=86, width=720, height=300)
+FRAME = view.Frame(left=56, top=86, width=600, height=270)
 
 
 @pytest.mark.parametrize("step", [1, 2])
@@ -123,11 +123,11 @@ def test_the_walk_draws_the_parts_alive_at_every_control_s_ends(
     bars = {e.get("data-name"): float(e.get("width")) for e in elements(picture.svg, "rect")
             if e.get("data-name")}  # fmt: skip
     for name, num_bytes in parts.items():
-        assert abs(bars[name] - 160 * num_bytes / most) <= 0.06
+        assert abs(bars[name] - 420 * num_bytes / most) <= 0.06
         assert units.binary(num_bytes, 0) in texts(picture.svg)
         assert (f"{name} {units.binary(num_bytes, 1)}" in picture.sentence) == (num_bytes > 0)
     assert optimizer in picture.sentence and str(batch) in picture.sentence
-    assert all(0 <= width <= 160 for width in bars.values())
+    assert all(0 <= width <= 420 for width in bars.values())
 
 
 def test_nothing_is_written_outside_the_picture(traces):
@@ -137,8 +137,8 @@ def test_nothing_is_written_outside_the_picture(traces):
         for element in elements(svg, "text"):
             x, wide = float(element.get("x")), 6.5 * len(element.text)
             left = x - {"start": 0, "middle": wide / 2, "end": wide}[element.get("text-anchor")]
-            assert left >= -8 and left + wide <= 968, element.text
-            assert 10 <= float(element.get("y")) <= 396
+            assert left >= -8 and left + wide <= 688, element.text
+            assert 10 <= float(element.get("y")) <= 516
 
 
 def test_the_walk_needs_every_combination(traces):
@@ -198,7 +198,7 @@ def test_each_pixel_of_a_digit_is_drawn_as_dark_as_it_is(monkeypatch):
     images = torch.arange(128).reshape(2, 64) / 127
     learning.show_digits(images, torch.tensor([3, 4]))
     svg = unquote(shown[0]["text/html"].split('src="data:image/svg+xml,')[1].rstrip('">'))
-    pixels = [e.get("fill") for e in elements(svg, "rect") if e.get("width") == "10"][6:]
+    pixels = [e.get("fill") for e in elements(svg, "rect") if e.get("width") == "9"]
     ink = [1 - int(fill[1:3], 16) / 255 for fill in pixels]
     assert np.allclose(ink, images.flatten(), atol=0.5 / 255)
     assert texts(svg) == ["3", "4"]

@@ -95,6 +95,21 @@ def test_the_report_names_old_and_new_lines_and_the_sentences_that_hold_the_old(
     assert "in the prose: It takes 41 bytes." in report and "small" not in report
 
 
+def test_a_changed_picture_is_reported(notebook_at):
+    draw = """
+from course_lib.views import style
+style.show(style.Picture(style.svg(20, 20, style.text(5, 5, "a")), "a letter", "An a."))
+"""
+    path = notebook_at(code(draw))
+    write_chapters.write(path)
+    assert write_chapters.write(path) == []
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells[0].source = draw.replace('"a")', '"b")')
+    nbformat.write(notebook, path)
+    report = "\n".join(write_chapters.write(path))
+    assert report.count("(picture ") == 2 and "An a." not in report
+
+
 def test_a_cell_that_fails_leaves_the_file_alone(notebook_at):
     path = notebook_at(code("1 / 0"))
     before = path.read_bytes()

@@ -112,7 +112,9 @@ def _record(notebook, cell, device: str) -> None:
 
 
 def _said(cell) -> list[str]:
-    return output_text(cell).splitlines()
+    """The lines of a cell's outputs, and a hash for each picture drawn as SVG."""
+    drawn = [o.data["text/html"] for o in cell.outputs if "text/html" in o.get("data", {})]
+    return output_text(cell).splitlines() + [f"(picture {_hash(html)})" for html in drawn]
 
 
 def _changes(notebook, before: list[list[str]]) -> list[str]:

@@ -35,9 +35,14 @@ class Slider:
         """The widget to show, and the one that holds the value: slider and box, linked."""
         limits = {"min": self.low, "max": self.high, "step": self.step, "value": self.value}
         box = widgets.BoundedIntText(
-            **limits, description=self.label, style={"description_width": "initial"}
+            **limits,
+            description=self.label,
+            style={"description_width": "initial"},
+            layout={"width": "210px"},
         )
-        slider = widgets.IntSlider(**limits, readout=False, tooltip=self.label)
+        slider = widgets.IntSlider(
+            **limits, readout=False, tooltip=self.label, layout={"width": "200px"}
+        )
         widgets.link((slider, "value"), (box, "value"))
         box.observe(lambda change: self._snap(box), "value")
         return widgets.HBox([box, slider]), box
@@ -120,15 +125,15 @@ def explore(view: Callable[..., Picture], **controls: Control) -> widgets.VBox:
     built = {name: control.build() for name, control in controls.items()}
     start = view(**{name: holder.value for name, (_, holder) in built.items()})
     image = widgets.HTML(start.html)
-    sentence = widgets.HTML(_html(start.sentence))
+    sentence = widgets.HTML(html(start.sentence))
 
     def redraw(_=None):
         try:
             now = view(**{name: holder.value for name, (_, holder) in built.items()})
         except Exception as error:
-            sentence.value = _html(f"This can't be drawn. {type(error).__name__}: {error}")
+            sentence.value = html(f"This can't be drawn. {type(error).__name__}: {error}")
         else:
-            image.value, sentence.value = now.html, _html(now.sentence)
+            image.value, sentence.value = now.html, html(now.sentence)
 
     for _, holder in built.values():
         holder.observe(redraw, "value")
@@ -149,6 +154,7 @@ def _display(box: widgets.VBox, start: Picture) -> None:
     say(f"At the start: {start.sentence}")
 
 
-def _html(sentence: str) -> str:
-    """Announced by a screen reader when it changes."""
-    return f'<p role="status" style="line-height: 1.4">{escape(sentence)}</p>'
+def html(said: str, status: bool = True) -> str:
+    """A paragraph; as a status, a screen reader announces it when it changes."""
+    role = ' role="status"' if status else ""
+    return f'<p{role} style="line-height: 1.4">{escape(said)}</p>'

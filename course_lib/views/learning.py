@@ -12,7 +12,7 @@ def show_digits(images: torch.Tensor, labels: torch.Tensor) -> None:
             f"images must be (n, 64) and labels (n,), got {tuple(images.shape)} and "
             f"{tuple(labels.shape)}"
         )
-    pixel, gap = 10, 18
+    pixel, gap = 9, 12
     parts = []
     for i, (image, label) in enumerate(zip(images, labels, strict=True)):
         left = gap / 2 + i * (8 * pixel + gap)
@@ -23,7 +23,7 @@ def show_digits(images: torch.Tensor, labels: torch.Tensor) -> None:
                 f'<rect x="{left + j % 8 * pixel:.0f}" y="{26 + j // 8 * pixel}" '
                 f'width="{pixel}" height="{pixel}" fill="#{grey:02x}{grey:02x}{grey:02x}"/>'
             )
-    drawing = style.svg(len(images) * (8 * pixel + gap), 114, *parts)
+    drawing = style.svg(len(images) * (8 * pixel + gap), 26 + 8 * pixel + 6, *parts)
     sentence = f"The first labels: {' '.join(str(label.item()) for label in labels)}."
     style.show(style.Picture(drawing, f"{len(images)} digits", sentence))
 
@@ -32,7 +32,7 @@ def show_losses(losses: list[float], title: str) -> None:
     """Show the loss of each update as a line, and say where it began, ended, fell and rose."""
     if len(losses) < 2:
         raise ValueError(f"a curve needs two losses or more, got {len(losses)}")
-    left, top, width, height = 50, 46, 620, 160
+    left, top, width, height = 50, 46, 600, 160
     most = 1.05 * max(losses)
 
     def y(loss: float) -> float:
@@ -61,4 +61,4 @@ def show_losses(losses: list[float], title: str) -> None:
         f"The loss goes from {losses[0]:.2f} to {losses[-1]:.2f}. It fell in {falls} updates and "
         f"rose in {len(losses) - 1 - falls}."
     )
-    style.show(style.Picture(style.svg(700, 240, *parts), "loss over updates", sentence))
+    style.show(style.Picture(style.svg(680, 240, *parts), "loss over updates", sentence))

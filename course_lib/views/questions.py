@@ -1,12 +1,10 @@
 """Predictions and quizzes with controls. What is right, and what to say, lies in `check`."""
 
-from html import escape
-
 import ipywidgets as widgets
 from IPython.display import display
 
 from course_lib.check import Prediction, Question
-from course_lib.views.controls import WIDGET
+from course_lib.views.controls import WIDGET, html
 from course_lib.views.style import say
 
 
@@ -45,7 +43,7 @@ def predict(question: Prediction | Question) -> Guess:
 
     def keep(change):
         guess.value = _number(change.new) if isinstance(question, Prediction) else change.new
-        kept.value = f'<p role="status">Kept: {escape(str(guess.value))}. Now measure.</p>'
+        kept.value = html(f"Kept: {guess.value}. Now measure.")
 
     control.observe(keep, "value")
     _show([_text(prompt), control, kept], listed)
@@ -68,7 +66,7 @@ def quiz(*questions: Question) -> None:
 
 def _feedback(question: Question, shown: widgets.HTML):
     def show(change):
-        shown.value = f'<p role="status"><b>{escape(question.answer(change.new))}</b></p>'
+        shown.value = html(question.answer(change.new))
 
     return show
 
@@ -82,7 +80,7 @@ def _options(question: Question) -> widgets.RadioButtons:
 
 
 def _text(text: str) -> widgets.HTML:
-    return widgets.HTML(f"<p>{escape(text)}</p>")
+    return widgets.HTML(html(text, status=False))
 
 
 def _listed(question: Question) -> str:

@@ -30,8 +30,7 @@ def show_timeline(timeline: MemoryTimeline, step: int, title: str) -> None:
 def timeline_picture(timeline: MemoryTimeline, step: int, title: str) -> style.Picture:
     """The timeline of one step with a title that says what to see in it."""
     heading = style.text(12, 24, title, anchor="start", size=17, bold=True)
-    frame = Frame(left=62, top=86, width=720, height=300)
-    drawing = style.svg(800, 440, heading, draw_timeline(timeline, step, frame))
+    drawing = style.svg(680, 400, heading, draw_timeline(timeline, step, Frame(56, 86, 600, 270)))
     sentence = timeline_sentence(timeline, step)
     return style.Picture(drawing, f"timeline of step {step}", sentence)
 
@@ -120,7 +119,7 @@ def draw_parts(parts: dict[str, int], most: int, frame: Frame) -> str:
         wide = parts[name] / most * frame.width
         size = units.binary(parts[name], 0)
         drawn.append(style.text(frame.left - 8, y + tall / 2 + 5, name, anchor="end"))
-        drawn.append(style.bar(frame.left, y + 6, wide, tall - 12, name))
+        drawn.append(style.bar(frame.left, y + 4, wide, tall - 8, name))
         drawn.append(style.text(frame.left + wide + 6, y + tall / 2 + 5, size, anchor="start"))
     drawn.append(style.line(frame.left, frame.top, frame.left, frame.bottom))
     return "".join(drawn)
@@ -158,11 +157,11 @@ def walk_view(
         parts = after(trace, number, phase)
         moment = phase if phase == BEFORE else f"after {phase}"
         drawing = style.svg(
-            960,
-            400,
-            draw_timeline(trace, number, Frame(62, 56, 520, 300), stop=phase),
-            style.text(712, 36, f"in memory {moment}", anchor="start", bold=True),
-            draw_parts(parts, most, Frame(712, 56, 160, 300)),
+            680,
+            520,
+            draw_timeline(trace, number, Frame(56, 50, 600, 230), stop=phase),
+            style.text(136, 336, f"in memory {moment}", anchor="start", bold=True),
+            draw_parts(parts, most, Frame(136, 344, 420, 168)),
         )
         sentence = f"{optimizer}, {batch} {what}, {step} step, {moment}: {_listed(parts)}."
         return style.Picture(drawing, "the phases of a step", sentence)

@@ -52,7 +52,7 @@ class Prediction:
         if guess is None or guess is ...:
             return f"No guess given. Measured: {measured:g} {self.unit}."
         if isinstance(guess, bool) or not isinstance(guess, (int, float)):
-            return f"A guess is a number; this is {guess!r}. Change it and run again."
+            return f"A guess is just a number, such as {self.high / 2:g}; this is {guess!r}."
         if not self.low <= guess <= self.high:
             return f"A guess lies between {self.low:g} and {self.high:g}; this is {guess:g}."
         said = f"You said {guess:g} {self.unit}; measured: {measured:g}."

@@ -25,8 +25,8 @@ EGGS = Prediction(
         (100, "A guess lies between 0 and 99; this is 100."),
         (-1, "A guess lies between 0 and 99; this is -1."),
         (float("nan"), "A guess lies between 0 and 99; this is nan."),
-        ("six", "A guess is a number; this is 'six'. Change it and run again."),
-        (True, "A guess is a number; this is True. Change it and run again."),
+        ("six", "A guess is just a number, such as 49.5; this is 'six'."),
+        (True, "A guess is just a number, such as 49.5; this is True."),
     ],
 )
 def test_a_guess_is_compared_and_its_belief_named(guess, text):

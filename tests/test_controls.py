@@ -112,7 +112,7 @@ def test_a_prediction_keeps_the_guess_and_compares_it_later(shown, capsys):
     assert "You said 3.5 eggs; measured: 12. There are more." in one_line(capsys)
     guess.control.value = "a dozen"
     guess.compare(12)
-    assert "A guess is a number; this is 'a dozen'." in one_line(capsys)
+    assert "A guess is just a number, such as 49.5; this is 'a dozen'." in one_line(capsys)
     guess.control.value = " "
     guess.compare(12)
     assert "No guess given" in one_line(capsys)

@@ -66,7 +66,7 @@ def test_the_drawn_areas_are_the_live_bytes(trace, step):
     _, peak, _ = view.step_peak(trace, step)
     assert tuple(drawn) == view.STACK
     for name in view.STACK:
-        edge = edge + trace.live[name][events_of(trace, step)]
+        edge = edge + trace.live[name][slice(*view._phases_bounds(trace, step))]
         expected = FRAME.bottom - FRAME.height * edge.max() / (1.1 * peak)
         assert abs(drawn[name] - expected) <= 0.06  # the last written decimal
 

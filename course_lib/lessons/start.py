@@ -31,7 +31,8 @@ weights_share = Prediction(
         ),
         Belief(
             12.5,
-            "That is the share of 2-byte weights among 16 bytes. Here every number has 4 bytes.",
+            "If you counted 2-byte weights among 16 bytes: here every number has 4. If you thought "
+            "of activations: with one sequence they are gone when the peak comes.",
         ),
         Belief(
             5,

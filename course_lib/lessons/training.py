@@ -30,9 +30,9 @@ three_calls = Question(
         Option("6", "6 is what one call gives. Each call adds to what is there: 6 + 6 + 6."),
         Option("18", "Each call adds its 6 to what is there.", True),
         Option(
-            "an error: the graph was used up",
-            "Each call builds a new graph, since it computes w * w anew. Only a second backward "
-            "through the same graph raises.",
+            "an error: backward() can run only once",
+            "Each call computes w * w anew. Only a second backward through the same computation "
+            "raises.",
         ),
     ),
 )
@@ -61,23 +61,22 @@ undivided = Question(
 
 quiz = (
     Question(
-        "model.eval() was called. Does model(x) still record a graph and keep activations?",
+        "zero_grad() stands between backward() and step(). What does SGD do?",
         (
             Option(
-                "no, eval() switches that off",
-                "eval() only changes how dropout and BatchNorm behave. torch.no_grad() stops the "
-                "recording.",
+                "it trains as usual",
+                "The gradient is gone when step() looks for it. Only from step to the next "
+                "backward may zero_grad stand anywhere.",
             ),
             Option(
-                "yes",
-                "eval() only changes how dropout and BatchNorm behave; evaluating takes "
-                "torch.no_grad() as well.",
+                "nothing: the weights stay",
+                "step() finds no gradient, skips every weight, and says nothing.",
                 True,
             ),
             Option(
-                "it records a graph but keeps nothing",
-                "The graph and what it keeps come together: the layers store their inputs as in "
-                "training.",
+                "it raises an error",
+                "A weight without a gradient is skipped, since some may rightly have none. "
+                "Nothing checks that all of them lack one.",
             ),
         ),
     ),
@@ -131,6 +130,13 @@ one_batch_loss = Exercise(
             "with nine.",
         ),
         Mistake(
+            lambda losses, counts: (
+                sum(x * n for x, n in zip(losses, counts, strict=True)) / len(losses)
+            ),
+            "The sum over the tokens is right; there are more tokens than micro-batches to share "
+            "it out to.",
+        ),
+        Mistake(
             lambda losses, counts: sum(x * n for x, n in zip(losses, counts, strict=True)),
             "That is the sum over the tokens; the one batch has their mean.",
         ),
@@ -140,6 +146,7 @@ one_batch_loss = Exercise(
             "The losses are means already: bring each back to a sum before you divide.",
         ),
     ),
+    tolerance=1e-6,  # float32 answers are right too
 )
 
 STATE_NUMBERS = {"SGD": 0, "momentum": 1, "AdamW": 2}
@@ -158,6 +165,16 @@ held_between_steps = Exercise(
         Mistake(
             lambda n, t, o: _held(n, t, o) + 4 * n,
             "That counts the gradients too: after zero_grad there are none.",
+        ),
+        Mistake(
+            lambda n, t, o: 4 * n * (2 + STATE_NUMBERS[o]),
+            "That counts the gradients too: after zero_grad there are none. (AdamW has a counter "
+            "for each tensor besides.)",
+        ),
+        Mistake(
+            lambda n, t, o: 4 * n * STATE_NUMBERS[o],
+            "That is the optimizer's state alone, without AdamW's counters; the weights stay as "
+            "well.",
         ),
         Mistake(
             lambda n, t, o: 4 * n * (1 + STATE_NUMBERS[o]),
@@ -180,9 +197,14 @@ EXAMPLES, BUDGET, UPDATES = 512, 600 * units.KiB, 300
 
 def _trained_within_budget(plan) -> str | None:
     """`plan` is (micro_batch, build_optimizer). The peak first, since it is cheap."""
+    if not isinstance(plan, tuple) or len(plan) != 2 or not callable(plan[1]):
+        return f"A plan is (micro-batch size, function from model to optimizer), not {plan!r}."
     micro_batch, build_optimizer = plan
-    if not isinstance(micro_batch, int) or micro_batch < 1 or EXAMPLES % micro_batch:
-        return f"An update has {EXAMPLES} images; {micro_batch!r} doesn't divide that."
+    if not isinstance(micro_batch, int) or micro_batch < 16 or EXAMPLES % micro_batch:
+        return (
+            f"A micro-batch has a whole number of images, 16 or more, that divides {EXAMPLES}: "
+            f"not {micro_batch!r}."
+        )
     peak = measure(
         lambda: models.mlp(64, 128, 128, 10),
         lambda: (torch.zeros(micro_batch, 64), torch.zeros(micro_batch, dtype=torch.int64)),
@@ -193,8 +215,8 @@ def _trained_within_budget(plan) -> str | None:
     if peak.peak_bytes > BUDGET:
         largest = max(peak.peak_by, key=peak.peak_by.get)
         return (
-            f"It peaks at {units.binary(peak.peak_bytes)}, over {units.binary(BUDGET, 0)}. "
-            f"The largest part there: {largest}."
+            f"It peaks at {units.binary(peak.peak_bytes)}, over {units.binary(BUDGET, 0)}, in the "
+            f"phase {peak.peak_at.phase}. The largest part there: {largest}."
         )
     reached = _accuracy_after_training(micro_batch, build_optimizer)
     if reached < 0.95:

@@ -1,5 +1,7 @@
 """What is learnt, and how it goes: images of digits, and a loss over the updates."""
 
+import math
+
 import torch
 
 from course_lib.views import style
@@ -41,18 +43,21 @@ def show_losses(losses: list[float], title: str) -> None:
     points = " ".join(
         f"{left + i * width / (len(losses) - 1):.1f},{y(loss):.1f}" for i, loss in enumerate(losses)
     )
-    tick = max(losses[0], losses[-1])
+    between = 10 ** math.floor(math.log10(most))  # of the ticks on the loss axis
+    ticks = [i * between for i in range(int(most / between) + 1)]
+    every = max(1, round(len(losses) / 5, -1)) if len(losses) > 20 else 1
     parts = [
         style.text(12, 22, title, anchor="start", size=15, bold=True),
         style.line(left, top, left, top + height),
         style.line(left, top + height, left + width, top + height),
+        *(style.text(left - 6, y(tick) + 4, f"{tick:g}", anchor="end") for tick in ticks),
+        *(style.line(left - 4, y(tick), left, y(tick)) for tick in ticks),
         *(
-            style.text(left - 6, y(value) + 4, f"{value:.1f}", anchor="end")
-            for value in (0.0, tick)
+            style.text(left + (k - 1) * width / (len(losses) - 1), top + height + 18, f"{k:g}")
+            for k in [1, *range(int(every), len(losses) + 1, int(every))]
         ),
-        style.line(left - 4, y(tick), left, y(tick)),
         style.text(left, top - 8, "loss"),
-        style.text(left + width / 2, top + height + 22, f"updates, 1 to {len(losses)}"),
+        style.text(left + width / 2, top + height + 38, "update"),
         f'<polyline points="{points}" fill="none" stroke="{style.COLOR["weights"]}" '
         'stroke-width="1.8"/>',
     ]
@@ -61,4 +66,4 @@ def show_losses(losses: list[float], title: str) -> None:
         f"The loss goes from {losses[0]:.2f} to {losses[-1]:.2f}. It fell in {falls} updates and "
         f"rose in {len(losses) - 1 - falls}."
     )
-    style.show(style.Picture(style.svg(680, 240, *parts), "loss over updates", sentence))
+    style.show(style.Picture(style.svg(680, 252, *parts), "loss over updates", sentence))

@@ -79,7 +79,7 @@ def draw_timeline(
 
     With `stop`, the moment at which that stop is reached is marked.
     """
-    first, last = _bounds(timeline, step)
+    first, last = _phases_bounds(timeline, step)
     live = np.stack([timeline.live[name][first:last] for name in STACK])
     heights = live.cumsum(axis=0)  # the upper edge of each category
     top = 1.1 * heights[-1].max()
@@ -136,7 +136,7 @@ def walk(traces: dict[tuple[str, int], MemoryTimeline], what: str):
     gaps = {int(gap) for gap in np.diff(sizes)}
     if set(traces) != {(o, s) for o in optimizers for s in sizes} or len(gaps) != 1:
         raise ValueError("traces must hold every optimizer with the same, evenly spaced batches")
-    middle = sizes[len(sizes) // 2]
+    middle = sizes[(len(sizes) - 1) // 2]
     return controls.explore(
         walk_view(traces, what),
         phase=controls.Walk("phase", STOPS, "forward"),
@@ -180,8 +180,16 @@ def _bounds(timeline: MemoryTimeline, step: int) -> tuple[int, int]:
     return inside[0], inside[-1] + 1
 
 
+def _phases_bounds(timeline: MemoryTimeline, step: int) -> tuple[int, int]:
+    """The same from the first event of forward to the last of zero_grad: what is drawn."""
+    first, last = _bounds(timeline, step)
+    inside = [i for i in range(first, last) if timeline.events[i].phase in PHASES]
+    return inside[0], inside[-1] + 1
+
+
 def _index_after(timeline: MemoryTimeline, step: int, stop: str) -> int:
     """The last event before a stop; a phase that allocates nothing ends where it began."""
+    stop = LABEL.get(stop, stop)
     if stop not in STOPS:
         raise ValueError(f"stop must be one of {list(STOPS)}, got {stop!r}")
     first, last = _bounds(timeline, step)

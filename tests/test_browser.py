@@ -71,7 +71,7 @@ def test_chapter_01_runs_and_its_controls_questions_and_exercises_answer(lab):
     walk = chapter.cell("pictures.walk")
     picture, sentence = walk.locator("img").first, walk.locator("p[role=status]")
     before = picture.get_attribute("src"), sentence.inner_text()
-    assert "AdamW, 384 images, second step, after forward" in before[1]
+    assert "AdamW, 256 images, second step, after forward" in before[1]
     walk.get_by_role("button", name="Next phase").focus()
     page.keyboard.press("Enter")
     chapter.settle()
@@ -81,8 +81,8 @@ def test_chapter_01_runs_and_its_controls_questions_and_exercises_answer(lab):
     walk.locator(".noUi-handle").focus()
     page.keyboard.press("ArrowRight")
     chapter.settle()
-    assert "AdamW, 512 images" in sentence.inner_text()
-    assert walk.get_by_label("batch, images").input_value() == "512"
+    assert "AdamW, 384 images" in sentence.inner_text()
+    assert walk.get_by_label("batch, images").input_value() == "384"
     walk.get_by_label("optimizer").select_option("SGD")
     chapter.settle()
     assert "optimizer state" not in sentence.inner_text()

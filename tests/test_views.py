@@ -141,6 +141,10 @@ def test_nothing_is_written_outside_the_picture(traces):
             assert 10 <= float(element.get("y")) <= 516
 
 
+def test_a_phase_is_known_by_its_name_in_the_code_too(trace):
+    assert view.after(trace, 1, "step") == view.after(trace, 1, "optimizer step")
+
+
 def test_the_walk_needs_every_combination(traces):
     missing = {key: trace for key, trace in traces.items() if key != ("SGD", 256)}
     with pytest.raises(ValueError, match="every optimizer"):
@@ -189,7 +193,7 @@ def test_what_is_no_timeline_and_no_stop_is_refused(trace):
     with pytest.raises(TypeError, match="MemoryTimeline"):
         view.show_timeline([1, 2], 1, "")
     with pytest.raises(ValueError, match="before the step"):
-        view.after(trace, 1, "step")
+        view.after(trace, 1, "nowhere")
 
 
 def test_each_pixel_of_a_digit_is_drawn_as_dark_as_it_is(monkeypatch):

@@ -137,7 +137,7 @@ def test_nothing_is_written_outside_the_picture(traces):
         for element in elements(svg, "text"):
             x, wide = float(element.get("x")), 6.5 * len(element.text)
             left = x - {"start": 0, "middle": wide / 2, "end": wide}[element.get("text-anchor")]
-            assert left >= -8 and left + wide <= 688, element.text
+            assert left >= 0 and left + wide <= 680, element.text
             assert 10 <= float(element.get("y")) <= 516
 
 

@@ -239,20 +239,24 @@ def _axis(top: float, y: Callable, frame: Frame) -> list[str]:
 
 
 def _phase_marks(timeline, step: int, first: int, x: Callable, frame: Frame) -> list[str]:
-    """A line where each phase begins and its name above, short phases raised a line."""
-    spans: dict[str, list[int]] = {}
-    for i, event in enumerate(timeline.events):
-        if event.step == step and event.phase in PHASES:
-            spans.setdefault(event.phase, []).append(i - first)
-    drawn, end = [], frame.left - 20
-    for name, inside in spans.items():
-        start, stop = x(inside[0]), x(inside[-1] + 1)
-        label = LABEL.get(name, name)
-        half = 4 * len(label)
-        middle = min(max((start + stop) / 2, frame.left + half - 20), frame.left + frame.width)
+    """A line where each phase begins and its name above, raised where there is no room."""
+    drawn, end, stop = [], frame.left - 20, 0
+    for phase in (p for p in timeline.phases if p.step == step):
+        events = [
+            i - first
+            for i, event in enumerate(timeline.events)
+            if event.step == step and event.phase == phase.name
+        ]
+        start, stop = (events[0], events[-1] + 1) if events else (stop, stop)
+        label = LABEL.get(phase.name, phase.name)
+        half, right = 4 * len(label), frame.left + frame.width + 20
+        middle = (x(start) + x(stop)) / 2
+        middle = min(max(middle, frame.left + half - 20), right - half)
         raised = middle - half < end
         end = end if raised else middle + half
-        drawn.append(style.line(start, frame.top - 2, start, frame.bottom, width=0.7, dash="4 3"))
+        drawn.append(
+            style.line(x(start), frame.top - 2, x(start), frame.bottom, width=0.7, dash="4 3")
+        )
         drawn.append(style.text(middle, frame.top - (26 if raised else 8), label))
     return drawn
 

@@ -24,6 +24,8 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+NAMES = ("chromium", "chromium-browser", "google-chrome")  # Debian's name first
+EXECUTABLE = next(filter(None, map(shutil.which, NAMES)), None)
 PICTURES_SHOWN = """[...document.querySelectorAll('.jp-OutputArea img')]
     .filter(image => image.complete && image.naturalWidth > 0).length"""
 LOCAL = ("http://127.0.0.1", "ws://127.0.0.1", "data:", "blob:")
@@ -75,9 +77,7 @@ def _address(folder: Path, server: subprocess.Popen) -> str:
 @contextmanager
 def chromium():
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=shutil.which("chromium"), args=FLAGS, timeout=60_000
-        )
+        browser = playwright.chromium.launch(executable_path=EXECUTABLE, args=FLAGS, timeout=60_000)
         yield browser
         browser.close()
 

@@ -202,8 +202,8 @@ class Exercise:
         if isinstance(expected, (bool, str)) or isinstance(given, str) or expected is None:
             return type(given) is type(expected) and given == expected
         try:
-            given, expected = np.asarray(given, dtype=float), np.asarray(expected, dtype=float)
-        except (TypeError, ValueError):
+            given, expected = _numbers(given), _numbers(expected)
+        except (TypeError, ValueError, RuntimeError):
             return False
         if given.shape != expected.shape:
             return False
@@ -232,6 +232,13 @@ class Challenge:
         except Exception as error:
             return Result(WRONG, f"It raised {type(error).__name__}: {error}")
         return Result(PASSED, "") if missing is None else Result(WRONG, missing)
+
+
+def _numbers(value: Any) -> np.ndarray:
+    """As float64; a torch tensor is taken off its graph first."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().double()
+    return np.asarray(value, dtype=float)
 
 
 def _short(value: Any) -> str:

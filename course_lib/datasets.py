@@ -57,8 +57,8 @@ def moons(
         raise TypeError(f"n must be a whole number, got {n!r}")
     if n < 2:
         raise ValueError(f"n must be at least 2, got {n}")
-    if not noise >= 0:
-        raise ValueError(f"noise must be at least 0, got {noise}")
+    if not 0 <= noise < np.inf:
+        raise ValueError(f"noise must be finite and at least 0, got {noise}")
     _floating(dtype)
     upper = n // 2
     angle = np.concatenate([np.linspace(0, np.pi, upper), np.linspace(0, np.pi, n - upper)])

@@ -38,7 +38,7 @@ def report(constraints: Path = CONSTRAINTS) -> list[str]:
     lines += _device_lines()
     environment = Path(sys.prefix).name if sys.prefix != sys.base_prefix else "no virtual one"
     lines.append(_line("environment", environment, ""))
-    return lines + ([REMEDY] if differs else [])
+    return lines + ([REMEDY] if differs and tested else [])
 
 
 def _line(name: str, found: str, verdict: str) -> str:

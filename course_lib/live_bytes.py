@@ -9,6 +9,7 @@ keeps back.
 """
 
 import linecache
+import os
 import sys
 import time
 import traceback
@@ -31,7 +32,7 @@ from course_lib.compute import flop_counter
 
 CATEGORIES = ("weights", "gradients", "optimizer state", "activations", "inputs", "temporaries")
 
-_NOT_THE_READERS = (str(Path(torch.__file__).parent), __file__)
+_NOT_THE_READERS = (str(Path(torch.__file__).parent) + os.sep, __file__)
 
 
 class Event(NamedTuple):
@@ -46,7 +47,7 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase of one step.
+    """One phase of one step, from event `first` up to but not including event `end`.
 
     `seconds` includes the measuring; it is None under fake tensors, which take no real time.
     """
@@ -58,6 +59,8 @@ class Phase:
     peak_bytes: int
     seconds: float | None
     flops: int
+    first: int
+    end: int
 
 
 @dataclass(frozen=True)
@@ -184,7 +187,7 @@ class Tracer(TorchDispatchMode):
         if name == "backward":
             self._settle()
         before, flops, start = self.live_bytes, self.flops, time.perf_counter()
-        self.phase_name, self.phase_peak = name, self.live_bytes
+        self.phase_name, self.phase_peak, first = name, self.live_bytes, len(self._log)
         yield
         seconds = time.perf_counter() - start if self.timed else None
         self.phases.append(
@@ -196,6 +199,8 @@ class Tracer(TorchDispatchMode):
                 self.phase_peak,
                 seconds,
                 self.flops - flops,
+                first,
+                len(self._log),
             )
         )
         self.phase_name = "between phases"

@@ -29,7 +29,7 @@ from course_lib.live_bytes import (
     Tracer,
     readers_line,
 )
-from course_lib.training import LossFn, train_step
+from course_lib.training import LossFn, check_autocast, train_step
 
 __all__ = ["CATEGORIES", "ZERO_GRAD", "Event", "MemoryTimeline", "PeakAt", "Phase", "measure"]
 
@@ -62,6 +62,7 @@ def measure(
     before, and, under fake tensors, for a model that reads values.
     """
     _check(build_model, build_batch, loss_fn, build_optimizer, dtype, steps, accumulate, zero_grad)
+    check_autocast(autocast)
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
     tracer = Tracer(timed=not fake)
     default = torch.get_default_dtype()

@@ -25,6 +25,8 @@ def mlp(
         raise ValueError(f"mlp needs an input and an output size, got {sizes}")
     if any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
         raise ValueError(f"mlp sizes must be whole numbers of at least 1, got {sizes}")
+    if not (isinstance(activation, type) and issubclass(activation, nn.Module)):
+        raise TypeError(f"activation must be a module class such as nn.ReLU, got {activation!r}")
     layers = []
     for fan_in, fan_out in zip(sizes, sizes[1:], strict=False):
         layers += [nn.Linear(fan_in, fan_out, dtype=dtype), activation()]

@@ -1,5 +1,7 @@
 """One training step, and the loop around it."""
 
+import math
+import numbers
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -10,6 +12,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 PHASES = ("forward", "loss", "backward", "sync", "step", "zero_grad")
+
+SCALER_METHODS = ("scale", "unscale_", "step", "update", "get_scale")
 
 LossFn = Callable[[nn.Module, Any], Tensor]
 Phase = Callable[[str], AbstractContextManager]
@@ -55,6 +59,9 @@ def train_step(
     """
     _check_model(model)
     _check_optimizer(optimizer)
+    check_autocast(autocast)
+    if scaler is not None and not all(hasattr(scaler, name) for name in SCALER_METHODS):
+        raise TypeError(f"scaler needs {', '.join(SCALER_METHODS)}: got {type(scaler).__name__}")
     shares = _shares(micro_batches, weights)
     if clip_norm is not None and not clip_norm > 0:
         raise ValueError(f"clip_norm must be positive, got {clip_norm}")
@@ -101,6 +108,7 @@ def train(
         raise TypeError(f"steps must be a whole number, got {steps!r}")
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
+    _check_optimizer(optimizer)
     done, updates, source = [], 0, iter(batches)
     for i in range(steps):
         micro_batches = next(source, None)
@@ -186,8 +194,10 @@ def _shares(micro_batches: Sequence, weights: Sequence[float] | None) -> list[fl
 
 
 def _set_rate(optimizer: torch.optim.Optimizer, rate: float, update: int) -> None:
-    if not rate >= 0:
-        raise ValueError(f"schedule({update}) must be a rate of at least 0, got {rate}")
+    if isinstance(rate, bool) or not isinstance(rate, numbers.Real):
+        raise TypeError(f"schedule({update}) must be a number, got {rate!r}")
+    if not 0 <= rate < math.inf:
+        raise ValueError(f"schedule({update}) must be a finite rate of at least 0, got {rate}")
     for group in optimizer.param_groups:
         group["lr"] = rate
 
@@ -199,9 +209,19 @@ def _check_model(model: nn.Module) -> None:
         raise ValueError("the model has no parameters to train")
 
 
+def check_autocast(dtype: torch.dtype | None) -> None:
+    """Raise TypeError for what is no dtype, ValueError for one that autocast doesn't know."""
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"autocast must be a torch.dtype or None, got {dtype!r}")
+    if dtype not in (None, torch.bfloat16, torch.float16):
+        raise ValueError(f"autocast must be torch.bfloat16 or torch.float16, got {dtype}")
+
+
 def _check_optimizer(optimizer: Any) -> None:
     if not all(hasattr(optimizer, name) for name in ("step", "zero_grad", "param_groups")):
         raise TypeError(f"optimizer must be a torch optimizer, got {type(optimizer).__name__}")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise TypeError("LBFGS evaluates the loss itself, many times a step: it isn't supported")
 
 
 def _check_loss(loss: Tensor) -> Tensor:

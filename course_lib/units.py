@@ -1,13 +1,14 @@
 """Bytes, FLOPs and seconds as text. GB is 1e9 bytes, GiB is 2**30, and the text says which."""
 
 import math
+import numbers
 
 KiB, MiB, GiB, TiB = 2**10, 2**20, 2**30, 2**40
 GB = 10**9
 
 
 def _number(value: float, what: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{what} must be a number, got {type(value).__name__}")
     if not math.isfinite(value):
         raise ValueError(f"{what} must be finite, got {value}")
@@ -67,6 +68,6 @@ def seconds(duration: float, digits: int = 2) -> str:
     value = _number(duration, "seconds")
     _check_digits(digits)
     for factor, name in ((1, "s"), (1e3, "ms"), (1e6, "µs")):
-        if abs(value) * factor >= 1 or value == 0:
+        if round(abs(value) * factor, digits) >= 1 or value == 0:
             return f"{value * factor:.{digits}f} {name}"
     return f"{value * 1e9:.{digits}f} ns"

@@ -106,6 +106,12 @@ def test_a_plain_value_can_be_the_answer():
     assert repr(half.check(None)) == "Not attempted yet."
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_tensor_on_a_graph_or_in_half_precision_is_a_number_too(dtype):
+    answer = torch.tensor(0.5, dtype=dtype, requires_grad=True)
+    assert repr(Exercise(lambda: 0.5).check(answer)) == "Passed."
+
+
 def test_arrays_are_compared_number_by_number():
     double = Exercise(lambda x: 2 * x, ((np.arange(3.0),),))
     assert repr(double.check(lambda x: [0, 2, 4])) == "Passed."

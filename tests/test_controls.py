@@ -110,6 +110,8 @@ def test_a_prediction_keeps_the_guess_and_compares_it_later(shown, capsys):
     assert repr(guess) == "Guess(3.5)"
     guess.compare(12)
     assert "You said 3.5 eggs; measured: 12. There are more." in one_line(capsys)
+    guess.control.value = "2,048"
+    assert repr(guess) == "Guess(2048.0)"
     guess.control.value = "a dozen"
     guess.compare(12)
     assert "A guess is just a number, such as 49.5; this is 'a dozen'." in one_line(capsys)

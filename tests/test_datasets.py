@@ -69,6 +69,7 @@ def test_moons_repeat_with_their_seed():
         (lambda: datasets.moons(1), ValueError),
         (lambda: datasets.moons(10.0), TypeError),
         (lambda: datasets.moons(noise=-1), ValueError),
+        (lambda: datasets.moons(noise=float("inf")), ValueError),
         (lambda: datasets.moons(dtype=torch.int32), TypeError),
     ],
 )

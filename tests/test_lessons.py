@@ -67,6 +67,12 @@ def test_the_budget_says_what_is_missing(plan, status, message):
     assert result.status == status and message in result.message
 
 
+def test_the_budget_leaves_the_readers_random_numbers_alone():
+    before = torch.get_rng_state()
+    lesson.within_budget.check((128, lambda m: torch.optim.SGD(m.parameters(), lr=0.5)))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.parametrize(("optimizer", "name"), [("SGD", "SGD"), ("AdamW", "AdamW")])
 def test_what_is_held_between_steps_is_what_torch_holds(optimizer, name):
     model = models.mlp(5, 7, 3)

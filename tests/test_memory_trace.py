@@ -378,6 +378,7 @@ def sparse_gradients():
         (lambda: small_with(optimizer=torch.optim.SGD), TypeError, r"lambda model: SGD\(model"),
         (lambda: small_with(dtype="float32"), TypeError, "torch.dtype"),
         (lambda: small_with(dtype=torch.int8), TypeError, "floating-point"),
+        (lambda: small_with(autocast=torch.float64), ValueError, "autocast must be"),
         (lambda: small_with(steps=0), ValueError, "steps must be at least 1"),
         (lambda: small_with(steps=1.5), TypeError, "steps must be a whole number"),
         (lambda: small_with(accumulate=0), ValueError, "accumulate"),

@@ -100,6 +100,8 @@ def test_mlp_puts_an_activation_between_layers_only():
         (lambda: models.mlp(4), ValueError, "input and an output"),
         (lambda: models.mlp(4, 0), ValueError, "at least 1"),
         (lambda: models.mlp(4, 2.5), ValueError, "whole numbers"),
+        (lambda: models.mlp(4, 2, activation=3), TypeError, "module class"),
+        (lambda: models.mlp(4, 2, activation=torch.relu), TypeError, "module class"),
         (lambda: models.Transformer("llama-2-7b"), TypeError, "must be a ModelConfig"),
         (lambda: models.Transformer(facts.model("gpt2")), ValueError, "llama family"),
         (lambda: models.Transformer(CONFIG, attention="flash"), ValueError, "explicit"),

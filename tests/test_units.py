@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,6 +36,9 @@ def test_the_text_read_back_is_the_value(as_text, value):
         (units.flops(2 * 32 * 1024 * 4096), "268.44 MFLOP"),
         (units.seconds(0), "0.00 s"),
         (units.seconds(90), "90.00 s"),
+        (units.seconds(0.9999999), "1.00 s"),
+        (units.seconds(0.00099999999), "1.00 ms"),
+        (units.binary(np.int64(2**30)), "1.00 GiB"),
     ],
 )
 def test_edges_of_the_units(text, expected):

@@ -66,7 +66,7 @@ def test_the_drawn_areas_are_the_live_bytes(trace, step):
     _, peak, _ = view.step_peak(trace, step)
     assert tuple(drawn) == view.STACK
     for name in view.STACK:
-        edge = edge + trace.live[name][slice(*view._phases_bounds(trace, step))]
+        edge = edge + trace.live[name][slice(*view._bounds(trace, step))]
         expected = FRAME.bottom - FRAME.height * edge.max() / (1.1 * peak)
         assert abs(drawn[name] - expected) <= 0.06  # the last written decimal
 
@@ -97,11 +97,36 @@ def test_the_sentence_holds_the_peak_and_the_shares(trace):
 def test_the_parts_after_each_phase_are_the_bytes_that_the_trace_recorded(trace, step):
     recorded = {view.LABEL.get(p.name, p.name): p for p in trace.phases if p.step == step}
     for stop in view.STOPS[1:]:
-        if stop != "sync":  # allocates nothing, and a 4-byte loss dies just before it
-            parts = view.after(trace, step, stop)
-            assert abs(sum(parts.values()) - recorded[stop].bytes_after) <= 4
+        assert sum(view.after(trace, step, stop).values()) == recorded[stop].bytes_after
     before = sum(view.after(trace, step, view.BEFORE).values())
     assert before == recorded["forward"].bytes_before
+
+
+BATCH = (torch.zeros(64, 64), torch.zeros(64).long())
+
+
+@pytest.mark.parametrize("fake", [True, False])
+@pytest.mark.parametrize("zero_grad", ["after step", "before forward", "before backward"])
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_every_run_order_is_drawn_as_it_was_recorded(fake, zero_grad, accumulate):
+    """A batch made before, micro-batches, and zero_grad in other places."""
+    trace = measure(
+        lambda: models.mlp(64, 32, 10),
+        lambda: BATCH,
+        lambda m, b: torch.nn.functional.cross_entropy(m(b[0]), b[1]),
+        lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
+        fake=fake,
+        zero_grad=zero_grad,
+        accumulate=accumulate,
+    )
+    phases = [phase for phase in trace.phases if phase.step == 2]
+    for name in {phase.name for phase in phases}:
+        last = [phase for phase in phases if phase.name == name][-1]
+        assert sum(view.after(trace, 2, name).values()) == last.bytes_after
+    assert sum(view.after(trace, 2, view.BEFORE).values()) == phases[0].bytes_before
+    svg = view.timeline_picture(trace, 2, "").svg
+    labels = [e for e in elements(svg, "text") if e.text == "backward"]
+    assert len({e.get("x") for e in labels}) == len(labels) == accumulate
 
 
 WALK_ENDS = [
@@ -224,12 +249,21 @@ def test_the_loss_curve_goes_through_every_loss(monkeypatch, capsys):
     )
 
 
+@pytest.mark.parametrize("end", [float("nan"), float("inf")])
+def test_a_loss_that_is_lost_ends_the_curve_and_is_said(monkeypatch, capsys, end):
+    monkeypatch.setattr(style, "display", lambda data, raw: None)
+    learning.show_losses([0.0, 0.0, end, 1.0], "lost")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "rose in 1" in said and "From update 3 on it is not finite." in said
+
+
 @pytest.mark.parametrize(
     "call",
     [
         lambda: learning.show_digits(torch.zeros(2, 8, 8), torch.zeros(2)),
         lambda: learning.show_digits(torch.zeros(2, 64), torch.zeros(3)),
         lambda: learning.show_losses([1.0], "one"),
+        lambda: learning.show_losses([1.0, float("nan"), 2.0], "diverged at once"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(call):

@@ -226,8 +226,9 @@ def _trained_within_budget(plan) -> str | None:
 
 def _accuracy_after_training(micro_batch: int, build_optimizer) -> float:
     split, generator = datasets.digits(), torch.Generator().manual_seed(0)
-    torch.manual_seed(0)
-    model = models.mlp(64, 128, 128, 10)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = models.mlp(64, 128, 128, 10)
 
     def batches():
         for _ in range(UPDATES):

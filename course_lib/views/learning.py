@@ -32,10 +32,13 @@ def show_digits(images: torch.Tensor, labels: torch.Tensor) -> None:
 
 def show_losses(losses: list[float], title: str) -> None:
     """Show the loss of each update as a line, and say where it began, ended, fell and rose."""
+    finite = next((i for i, x in enumerate(losses) if not math.isfinite(x)), len(losses))
+    lost = f" From update {finite + 1} on it is not finite." if finite < len(losses) else ""
+    losses = losses[:finite]
     if len(losses) < 2:
-        raise ValueError(f"a curve needs two losses or more, got {len(losses)}")
+        raise ValueError(f"a curve needs two finite losses or more, got {len(losses)}")
     left, top, width, height = 50, 46, 600, 160
-    most = 1.05 * max(losses)
+    most = 1.05 * max(losses) or 1.0
 
     def y(loss: float) -> float:
         return top + height * (1 - loss / most)
@@ -64,6 +67,6 @@ def show_losses(losses: list[float], title: str) -> None:
     falls = sum(later < earlier for earlier, later in zip(losses, losses[1:], strict=False))
     sentence = (
         f"The loss goes from {losses[0]:.2f} to {losses[-1]:.2f}. It fell in {falls} updates and "
-        f"rose in {len(losses) - 1 - falls}."
+        f"rose in {len(losses) - 1 - falls}.{lost}"
     )
     style.show(style.Picture(style.svg(680, 252, *parts), "loss over updates", sentence))

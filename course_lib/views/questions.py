@@ -1,5 +1,7 @@
 """Predictions and quizzes with controls. What is right, and what to say, lies in `check`."""
 
+import re
+
 import ipywidgets as widgets
 from IPython.display import display
 
@@ -88,8 +90,9 @@ def _listed(question: Question) -> str:
 
 
 def _number(text: str) -> float | str | None:
+    plain = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text).replace(",", ".")  # 2,048 and 3,5
     try:
-        return float(text.replace(",", ".")) if text.strip() else None
+        return float(plain) if text.strip() else None
     except ValueError:
         return text
 

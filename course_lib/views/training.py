@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from course_lib import units
-from course_lib.memory_trace import MemoryTimeline
+from course_lib.memory_trace import MemoryTimeline, Phase
 from course_lib.training import PHASES
 from course_lib.views import controls, style
 
@@ -79,7 +79,7 @@ def draw_timeline(
 
     With `stop`, the moment at which that stop is reached is marked.
     """
-    first, last = _phases_bounds(timeline, step)
+    first, last = _bounds(timeline, step)
     live = np.stack([timeline.live[name][first:last] for name in STACK])
     heights = live.cumsum(axis=0)  # the upper edge of each category
     top = 1.1 * heights[-1].max()
@@ -169,32 +169,33 @@ def walk_view(
     return view
 
 
-def _bounds(timeline: MemoryTimeline, step: int) -> tuple[int, int]:
-    """Indices of the first event of a step and of the one after its last."""
+def _phases(timeline: MemoryTimeline, step: int) -> list[Phase]:
+    """The phases of one step, in the order in which they were run."""
     if not isinstance(timeline, MemoryTimeline):
         raise TypeError(f"timeline must be a MemoryTimeline, got {type(timeline).__name__}")
-    inside = [i for i, event in enumerate(timeline.events) if event.step == step]
-    if not inside or step < 1:
-        measured = timeline.events[-1].step
+    phases = [phase for phase in timeline.phases if phase.step == step]
+    if not phases:
+        measured = timeline.phases[-1].step
         raise ValueError(f"step {step!r} isn't there: steps 1 to {measured} were measured")
-    return inside[0], inside[-1] + 1
+    return phases
 
 
-def _phases_bounds(timeline: MemoryTimeline, step: int) -> tuple[int, int]:
-    """The same from the first event of forward to the last of zero_grad: what is drawn."""
-    first, last = _bounds(timeline, step)
-    inside = [i for i in range(first, last) if timeline.events[i].phase in PHASES]
-    return inside[0], inside[-1] + 1
+def _bounds(timeline: MemoryTimeline, step: int) -> tuple[int, int]:
+    """The first event of a step's first phase, and the one after the last phase's last."""
+    phases = _phases(timeline, step)
+    return phases[0].first, phases[-1].end
 
 
 def _index_after(timeline: MemoryTimeline, step: int, stop: str) -> int:
-    """The last event before a stop; a phase that allocates nothing ends where it began."""
-    stop = LABEL.get(stop, stop)
-    if stop not in STOPS:
-        raise ValueError(f"stop must be one of {list(STOPS)}, got {stop!r}")
-    first, last = _bounds(timeline, step)
-    begun = {"batch", *PHASES[: STOPS.index(stop)]}
-    return max(i for i in range(first, last) if timeline.events[i].phase in begun)
+    """The last event before a stop; of a repeated phase, the last time it ended."""
+    phases = _phases(timeline, step)
+    if stop == BEFORE:
+        return phases[0].first - 1
+    ends = [phase.end for phase in phases if LABEL.get(phase.name, phase.name) == stop]
+    ends += [phase.end for phase in phases if phase.name == stop and not ends]
+    if not ends:
+        raise ValueError(f"stop must be one of {list(STOPS)}, as far as it was run, got {stop!r}")
+    return max(ends) - 1
 
 
 def _parts(timeline: MemoryTimeline, at: int) -> dict[str, int]:
@@ -240,14 +241,9 @@ def _axis(top: float, y: Callable, frame: Frame) -> list[str]:
 
 def _phase_marks(timeline, step: int, first: int, x: Callable, frame: Frame) -> list[str]:
     """A line where each phase begins and its name above, raised where there is no room."""
-    drawn, end, stop = [], frame.left - 20, 0
-    for phase in (p for p in timeline.phases if p.step == step):
-        events = [
-            i - first
-            for i, event in enumerate(timeline.events)
-            if event.step == step and event.phase == phase.name
-        ]
-        start, stop = (events[0], events[-1] + 1) if events else (stop, stop)
+    drawn, end = [], frame.left - 20
+    for phase in _phases(timeline, step):
+        start, stop = phase.first - first, phase.end - first
         label = LABEL.get(phase.name, phase.name)
         half, right = 4 * len(label), frame.left + frame.width + 20
         middle = (x(start) + x(stop)) / 2

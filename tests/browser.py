@@ -28,6 +28,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")  # Debian's name first
 EXECUTABLE = next(filter(None, map(shutil.which, NAMES)), None)
 PICTURES_SHOWN = """[...document.querySelectorAll('.jp-OutputArea img')]
     .filter(image => image.complete && image.naturalWidth > 0).length"""
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 LOCAL = ("http://127.0.0.1", "ws://127.0.0.1", "data:", "blob:")
 
 
@@ -38,11 +39,12 @@ def jupyterlab(folder: Path):
     shutil.copytree(ROOT / "chapters", chapters)
     settings = folder / "config" / "labconfig"
     settings.mkdir(parents=True)
-    overrides = json.loads(
-        (ROOT / "jupyter" / "labconfig" / "default_setting_overrides.json").read_text()
-    )
+    kept = ROOT / "jupyter" / "labconfig" / "default_setting_overrides.json"
+    overrides = json.loads(kept.read_text(encoding="utf-8"))
     overrides["@jupyterlab/notebook-extension:tracker"] = {"windowingMode": "none"}
-    (settings / "default_setting_overrides.json").write_text(json.dumps(overrides))
+    (settings / "default_setting_overrides.json").write_text(
+        json.dumps(overrides), encoding="utf-8"
+    )
     environment = {
         **os.environ,
         "JUPYTER_CONFIG_DIR": str(folder / "config"),
@@ -51,7 +53,7 @@ def jupyterlab(folder: Path):
     }
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--port=0"]
     command += ["--ip=127.0.0.1", f"--IdentityProvider.token={TOKEN}", "--expose-app-in-browser"]
-    with open(folder / "server.log", "w") as log:
+    with open(folder / "server.log", "w", encoding="utf-8") as log:
         server = subprocess.Popen(
             command, cwd=chapters, env=environment, stdout=log, stderr=subprocess.STDOUT
         )
@@ -67,11 +69,16 @@ def _address(folder: Path, server: subprocess.Popen) -> str:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and server.poll() is None:
         for file in (folder / "runtime").glob("jpserver-*.json"):
-            url = json.loads(file.read_text())["url"]
-            with urllib.request.urlopen(f"{url}api?token={TOKEN}", timeout=10):
+            try:
+                url = json.loads(file.read_text(encoding="utf-8"))["url"]
+            except ValueError:
+                continue  # half written
+            with DIRECT.open(f"{url}api?token={TOKEN}", timeout=10):
                 return url
         time.sleep(0.2)
-    raise RuntimeError(f"JupyterLab didn't start: {(folder / 'server.log').read_text()[-2000:]}")
+    raise RuntimeError(
+        f"JupyterLab didn't start: {(folder / 'server.log').read_text('utf-8')[-2000:]}"
+    )
 
 
 @contextmanager
@@ -160,14 +167,14 @@ class Chapter:
     def run_with(self, source: str, change_to: str | None) -> None:
         """Change the code cell that contains `source`, run it, and wait."""
         self.page.evaluate(
-            """([source, changed]) => {
+            """async ([source, changed]) => {
                 const panel = window.jupyterapp.shell.currentWidget;
                 const index = panel.content.widgets.findIndex(
                     c => c.model.type === 'code' && c.model.sharedModel.source.includes(source));
                 panel.content.activeCellIndex = index;
                 if (changed !== null)
                     panel.content.widgets[index].model.sharedModel.setSource(changed);
-                window.jupyterapp.commands.execute('notebook:run-cell');
+                await window.jupyterapp.commands.execute('notebook:run-cell');
             }""",
             [source, change_to],
         )

@@ -9,7 +9,6 @@ import hashlib
 import importlib
 import inspect
 import re
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,13 +49,16 @@ IMAGE = re.compile(r"<img [^>]*>")
 
 def holds_picture(output) -> bool:
     data = output.get("data", {})
-    return any(kind.startswith("image/") for kind in data) or "<img " in data.get("text/html", "")
+    html = data.get("text/html", "")
+    return any(kind.startswith("image/") for kind in data) or "<img " in html or "<svg" in html
 
 
 def output_text(cell) -> str:
     """All that a cell's stored outputs say in text; what a picture's source holds is left out."""
     parts = []
     for output in cell.get("outputs", []):
+        if output.output_type == "error":
+            parts += [output.evalue, *output.traceback]
         if output.output_type == "stream":
             parts.append(output.text)
         for kind, value in output.get("data", {}).items():
@@ -105,6 +107,7 @@ def outputs_are_the_same_anywhere(notebook, path) -> Iterator[Complaint]:
 
 
 SOURCE_TRAPS = {
+    r"NBVAL_|PYTEST_VALIDATE": "steers nbval by a comment: use a tag",
     r";\s*\Z": "ends with a semicolon: nbval shows the value all the same; use `_ =`",
     r"\bclear_output\b|\bdisplay_id\b": "updates an output, which nbval doesn't follow",
     r"\binput\(": "asks for input",
@@ -144,7 +147,8 @@ def pictures_have_sentences(notebook, path) -> Iterator[Complaint]:
     """Each picture is followed by a printed sentence in the same cell."""
     for cell in code_cells(notebook):
         for output, following in zip(cell.outputs, [*cell.outputs[1:], None], strict=False):
-            if holds_picture(output) and (following is None or following.output_type != "stream"):
+            said = following is not None and following.output_type == "stream" and following.text
+            if holds_picture(output) and not (said and said.strip()):
                 yield cell, "shows a picture without a printed sentence after it"
 
 
@@ -152,16 +156,21 @@ NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 NOT_PROSE = re.compile(
     r"```.*?```|`[^`]*`|\$\$.*?\$\$|\$[^$\n]+\$"  # code and mathematics
     r"|<!--.*?-->|<[^>\n]*>|\]\([^)]*\)|https?://\S+"  # HTML, links' targets
-    r"|^#.*?$|^\s*\d+\.\s|[Cc]hapters? \d\d",  # headings, list numbers, chapter numbers
+    r"|^#.*?$|[Cc]hapters? \d\d",  # headings, chapter numbers
     re.DOTALL | re.MULTILINE,
 )
+
+
+YEAR = re.compile(r"(?:\b[Ii]n |\b[Ss]ince |, |\()((?:19|20)\d\d)(?![\d,.]*\d)")
 
 
 def numbers(text: str) -> set[float]:
     """The numbers in a text; 2,048 is one number, the 100 of A100 none."""
     found = set()
-    for word in re.split(r"[\s|/–—×=]+", re.sub(r"(?<=\d),(?=\d{3}\b)", "", text)):
-        word = word.strip(".,;:()[]{}\"'*_!?≈<>~+")
+    for word in re.split(
+        r"[\s|/–—×=]+", re.sub(r"(?<=\d),(?=\d{3}\b)", "", text.replace("&nbsp;", " "))
+    ):
+        word = re.sub(r"^[^\w]+", "", word)
         if re.match(r"\d", word):
             found |= {float(number) for number in NUMBER.findall(word)}
     return found
@@ -184,13 +193,28 @@ def prose_numbers(notebook, path) -> Iterator[Complaint]:
         excepted = set()
         for listed in re.findall(r"<!-- not measured:(.*?)-->", cell.source):
             excepted |= numbers(listed)
-        before_sources, sources, _ = cell.source.partition("## Sources")
-        prose = NOT_PROSE.sub(" ", before_sources)
-        years = {float(y) for y in re.findall(r"(?<![\d,.])(?:19|20)\d\d(?![\d,.]\d|\d)", prose)}
+        before_sources, *sources = re.split(r"^## Sources$", cell.source, flags=re.MULTILINE)
+        prose = _without_list_numbers(NOT_PROSE.sub(" ", before_sources))
+        years = {float(year) for year in YEAR.findall(prose)}
         for number in sorted(numbers(prose) - shown - excepted - years):
             yield cell, f"says {number:g}, which no output or assertion of the notebook contains"
         if sources:
             return
+
+
+def _without_list_numbers(text: str) -> str:
+    """A number and a full stop count a list's item only after a blank line or another item."""
+    lines, in_list = [], True
+    for line in text.splitlines():
+        item = re.match(r"\d+\.\s", line)
+        if item and in_list:
+            line = line[item.end() :]
+        elif line.strip() and not line.startswith(" "):
+            in_list = False
+        if not line.strip():
+            in_list = True
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def _asserted(source: str) -> set[float]:
@@ -223,6 +247,8 @@ def exercises_are_proven(notebook, path) -> Iterator[Complaint]:
                 continue
             wanted |= dict.fromkeys(check, following)
             stub_names |= _assigned(cell.source)
+            if not _assigned(cell.source) & _read_names(following.source):
+                yield following, "checks another name than the stub before it defines"
             if not output_text(following).startswith("Not attempted yet"):
                 yield following, "answers an untouched stub with something else than not attempted"
     for cell in cells:
@@ -263,20 +289,41 @@ def recordings_are_fresh(notebook, path) -> Iterator[Complaint]:
                     yield cell, "has an output, but no recording of the device it came from"
                 if previous is None or "not been recorded" not in previous.source:
                     yield cell, "has not been recorded, and the text before it doesn't say so"
+            elif not cell.outputs or cell.execution_count is None:
+                yield cell, "has a recording, but its output is gone"
             elif recording["hash"] != recording_hash(notebook, cell):
                 yield cell, f"has a stale recording: its code changed since {recording['device']}"
         previous = cell
 
 
 def recording_hash(notebook, cell) -> str:
-    """A hash of the cell's source and of the library functions that it names."""
-    parts = [cell.source]
-    for name, value in sorted(_library_objects(notebook, cell).items()):
-        try:
-            parts.append(f"{name}\n{textwrap.dedent(inspect.getsource(value))}")
-        except TypeError:
-            parts.append(f"{name}\n{value!r}")
+    """A hash of the cell's source, of the notebook's cells that define names it uses, and of the
+    library modules that hold what they name: what a function calls lies mostly beside it."""
+    used = _cells_used(notebook, cell)
+    parts = [cell.source for cell in used]
+    modules = {}
+    for each in used:
+        for value in _library_objects(notebook, each).values():
+            module = inspect.getmodule(value) or inspect.getmodule(type(value))
+            modules[module.__name__] = module
+    parts += [inspect.getsource(module) for _, module in sorted(modules.items())]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _cells_used(notebook, cell) -> list:
+    """The cell, and the earlier cells that define the names that it or they use."""
+    used, wanted = [cell], _read_names(cell.source)
+    cells = code_cells(notebook)
+    before = cells[: next((i for i, c in enumerate(cells) if c is cell), len(cells))]
+    for earlier in reversed(before):
+        if _assigned(earlier.source) & wanted:
+            used.insert(0, earlier)
+            wanted |= _read_names(earlier.source)
+    return used
+
+
+def _read_names(source: str) -> set[str]:
+    return {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
 
 
 def _library_objects(notebook, cell) -> dict[str, object]:
@@ -313,12 +360,16 @@ def _imports(notebook) -> tuple[dict[str, object], list[str]]:
             elif isinstance(node, ast.Import):
                 for alias in node.names:
                     if alias.name.split(".")[0] == "course_lib":
-                        known[alias.asname or "course_lib"] = importlib.import_module(alias.name)
+                        named = alias.name if alias.asname else "course_lib"
+                        known[alias.asname or "course_lib"] = importlib.import_module(named)
     return known, missing
 
 
 def _resolve(module: str, name: str):
-    owner = importlib.import_module(module)
+    try:
+        owner = importlib.import_module(module)
+    except ModuleNotFoundError:
+        return None
     if hasattr(owner, name):
         return getattr(owner, name)
     try:
@@ -345,7 +396,8 @@ def links_lead_somewhere(notebook, path) -> Iterator[Complaint]:
             for target in re.findall(r"\]\(([^)#]+)[^)]*\)", cell.source):
                 if "://" not in target and not (path.parent / target).exists():
                     yield cell, f"links to {target}, which doesn't exist"
-            for chapter in re.findall(r"[Cc]hapters? (\d\d)", cell.source):
+            listed = re.findall(r"[Cc]hapters? (\d\d(?:(?:, | and | or )\d\d)*)", cell.source)
+            for chapter in re.findall(r"\d\d", " ".join(listed)):
                 if not list(path.parent.glob(f"{chapter}_*.ipynb")):
                     yield cell, f"points at chapter {chapter}, which doesn't exist"
 

@@ -88,6 +88,11 @@ FAULTS = [
     (gates.outputs_are_the_same_anywhere, add_output(stream("/home/me/x.py")), "a path"),
     (gates.outputs_are_the_same_anywhere, add_output(stream("error, line 12")), "a line number"),
     (gates.outputs_are_the_same_anywhere, add_output(stream("at 12:30:01")), "a time of day"),
+    (
+        gates.outputs_are_the_same_anywhere,
+        add_output(new_output("error", ename="E", evalue="in /home/me/x.py", traceback=[])),
+        "a path",
+    ),
     (gates.outputs_are_the_same_anywhere, add_output(stream("\x1b[31mred")), "a terminal colour"),
     (
         gates.outputs_are_the_same_anywhere,
@@ -102,6 +107,7 @@ FAULTS = [
         "a widget view",
     ),
     (gates.source_repeats, add_source(PRINTS, ";"), "ends with a semicolon"),
+    (gates.source_repeats, add_source(PRINTS, "\n# NBVAL_SKIP"), "steers nbval by a comment"),
     (gates.source_repeats, add_source(PRINTS, "\nclear_output()"), "updates an output"),
     (gates.source_repeats, add_source(PRINTS, "\ninput('?')"), "asks for input"),
     (gates.source_repeats, add_source(PRINTS, "\ntorch.set_default_dtype(1)"), "default dtype"),
@@ -121,11 +127,27 @@ FAULTS = [
         add_output(new_output("display_data", {"image/png": "aGk="})),
         "without a printed sentence",
     ),
+    (
+        gates.pictures_have_sentences,
+        add_output(new_output("display_data", {"text/html": "<svg></svg>"})),
+        "without a printed sentence",
+    ),
     (gates.prose_numbers, add_source(PROSE, " It takes 31.7 GiB."), "says 31.7"),
     (gates.prose_numbers, add_source(PROSE, " It has 2,049 tokens."), "says 2049"),
     (gates.prose_numbers, add_source(PROSE, " | 17% | 3x |"), "says 17"),
     (gates.prose_numbers, add_source(PROSE, " About 96–108."), "says 96"),
+    (gates.prose_numbers, add_source(PROSE, " By −31.7 or “18.3 GiB”."), "says 18.3"),
+    (gates.prose_numbers, add_source(PROSE, " By −31.7 or “18.3 GiB”."), "says 31.7"),
+    (gates.prose_numbers, add_source(PROSE, " It takes&nbsp;31.7 GiB."), "says 31.7"),
+    (gates.prose_numbers, add_source(PROSE, " It holds 2049 bytes."), "says 2049"),
+    (gates.prose_numbers, add_source(PROSE, " They are\n17. Then more."), "says 17"),
+    (gates.prose_numbers, add_source(PROSE, "\n\n### Sources of noise\n\nAt 31.7."), "says 31.7"),
     (gates.exercises_are_proven, append(*exercise(solution_says="Not yet: no.")), "doesn't pass"),
+    (
+        gates.exercises_are_proven,
+        append(exercise()[0], code("task.check(other)", "Not attempted yet."), exercise()[2]),
+        "checks another name",
+    ),
     (gates.exercises_are_proven, append(*exercise(stub_says="Passed.")), "untouched stub"),
     (gates.exercises_are_proven, append(*exercise()[:2]), "no solution that passes task.check"),
     (gates.exercises_are_proven, append(exercise()[0], exercise()[2]), "untouched stub"),
@@ -139,6 +161,11 @@ FAULTS = [
         gates.recordings_are_fresh,
         append(code("print(facts.model('gpt2'))", "1", tags=["cuda"], recording=RECORDING)),
         "stale recording",
+    ),
+    (
+        gates.recordings_are_fresh,
+        append(code("print(2)", tags=["cuda"], count=None, recording=RECORDING)),
+        "its output is gone",
     ),
     (
         gates.recordings_are_fresh,
@@ -158,6 +185,11 @@ FAULTS = [
     (gates.imported_names_exist, add_source(PRINTS, "\nfacts.gpu('A100')"), "uses facts.gpu"),
     (gates.links_lead_somewhere, add_source(PROSE, " [next](77_next.ipynb)"), "links to 77_next"),
     (gates.links_lead_somewhere, add_source(PROSE, " See chapter 77."), "points at chapter 77"),
+    (
+        gates.links_lead_somewhere,
+        add_source(PROSE, " See chapters 00, 77."),
+        "points at chapter 77",
+    ),
     (
         gates.is_small_enough,
         append(*[new_markdown_cell("a") for _ in range(40)]),
@@ -222,14 +254,39 @@ def test_a_good_exercise_and_a_fresh_recording_pass(tmp_path):
     assert list(gates.recordings_are_fresh(notebook, tmp_path)) == []
 
 
-def test_a_recording_is_stale_once_the_library_function_changes(monkeypatch):
-    from course_lib import facts
-
+def test_a_recording_is_stale_once_the_library_or_a_cell_that_it_uses_changes(monkeypatch):
     notebook = nbformat.read(ROOT / "chapters" / CHAPTER, as_version=4)
-    cell = code("print(facts.model('gpt2'))")
+    cell = code("print(measure(llama, batch, loss_fn, adamw))")
     before = gates.recording_hash(notebook, cell)
-    monkeypatch.setattr(facts, "model", facts.accelerator)
-    assert gates.recording_hash(notebook, cell) != before
+    other = cell_with(notebook, "notation = {")
+    other.source += "  # no name of it is used"
+    assert gates.recording_hash(notebook, cell) == before
+    cell_with(notebook, "def llama").source += "  # changed"
+    changed = gates.recording_hash(notebook, cell)
+    assert changed != before
+    source = gates.inspect.getsource
+    monkeypatch.setattr(gates.inspect, "getsource", lambda module: source(module) + "# changed")
+    assert gates.recording_hash(notebook, cell) not in (before, changed)
+
+
+def test_a_recording_of_a_lessons_object_is_the_same_in_every_process(tmp_path):
+    notebook = nbformat.v4.new_notebook(cells=[code("from course_lib.lessons import training")])
+    cell = code("training.one_batch_loss.check(3)")
+    script = tmp_path / "hash.py"
+    nbformat.write(nbformat.v4.new_notebook(cells=[*notebook.cells, cell]), tmp_path / "n.ipynb")
+    script.write_text(
+        "import sys, nbformat\n"
+        f"sys.path.insert(0, {str(ROOT / 'tests')!r})\n"
+        "import gates\n"
+        f"notebook = nbformat.read({str(tmp_path / 'n.ipynb')!r}, as_version=4)\n"
+        "print(gates.recording_hash(notebook, notebook.cells[1]))\n",
+        encoding="utf-8",
+    )
+    hashes = {
+        subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    }
+    assert len(hashes) == 1
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,9 @@ def send_a_datagram(host):
     [
         lambda: socket.create_connection(("192.0.2.1", 80), timeout=1),
         lambda: socket.getaddrinfo("example.org", 80),
+        lambda: socket.getaddrinfo("127.0.0.1.example.org", 80),
+        lambda: socket.gethostbyname("example.org"),
+        lambda: socket.gethostbyaddr("192.0.2.1"),
         lambda: send_a_datagram("192.0.2.1"),
     ],
 )

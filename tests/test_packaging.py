@@ -49,9 +49,9 @@ def test_torch_is_pinned_without_a_local_suffix():
 def test_jupyterlabs_settings_are_installed_without_news_or_update_check():
     installed = Path(sys.prefix) / "etc/jupyter/labconfig/default_setting_overrides.json"
     kept = ROOT / "jupyter/labconfig/default_setting_overrides.json"
-    assert installed.read_text() == kept.read_text()
-    assert '"fetchNews": "false"' in kept.read_text()
-    assert '"checkForUpdates": false' in kept.read_text()
+    text = kept.read_text(encoding="utf-8")
+    assert installed.read_text(encoding="utf-8") == text
+    assert '"fetchNews": "false"' in text and '"checkForUpdates": false' in text
 
 
 @pytest.fixture
@@ -59,7 +59,8 @@ def make(tmp_path):
     if shutil.which("make") is None:
         pytest.skip("make is not installed")
     shutil.copytree(ROOT / "chapters", tmp_path / "chapters")
-    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
 
     def run(*targets):
         return subprocess.run(["make", *targets], cwd=tmp_path, capture_output=True, text=True)
@@ -100,8 +101,10 @@ def test_help_names_every_target(make):
 
 def test_an_old_python_is_refused_by_name(make):
     folder, run = make
-    old = folder / "old-python"
-    old.write_text("#!/bin/sh\necho Python 3.11 or newer is needed >&2\nexit 1\n")
+    old = folder / "old-python"  # this Python, but it says that it is 3.10
+    patched = "import sys; sys.version_info = (3, 10, 0); exec(sys.argv[2])"
+    old.write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "{patched}" "$@"\n', encoding="utf-8")
     old.chmod(0o755)
     done = run("lab", f"PYTHON={old}")
-    assert done.returncode != 0 and not (folder / ".venv").exists()
+    assert done.returncode != 0 and "Python 3.11 or newer is needed" in done.stderr
+    assert not (folder / ".venv").exists()

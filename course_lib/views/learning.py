@@ -64,9 +64,10 @@ def show_losses(losses: list[float], title: str) -> None:
         f'<polyline points="{points}" fill="none" stroke="{style.COLOR["weights"]}" '
         'stroke-width="1.8"/>',
     ]
-    falls = sum(later < earlier for earlier, later in zip(losses, losses[1:], strict=False))
+    pairs = list(zip(losses, losses[1:], strict=False))
+    falls, rises = sum(b < a for a, b in pairs), sum(b > a for a, b in pairs)
     sentence = (
         f"The loss goes from {losses[0]:.2f} to {losses[-1]:.2f}. It fell in {falls} updates and "
-        f"rose in {len(losses) - 1 - falls}.{lost}"
+        f"rose in {rises}.{lost}"
     )
     style.show(style.Picture(style.svg(680, 252, *parts), "loss over updates", sentence))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from course_lib import autograd
@@ -39,7 +39,7 @@ def close(ours, theirs):
     return np.abs(ours - theirs).max(initial=0) <= 1e-12 * (1 + np.abs(theirs).max(initial=0))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_random_expressions_have_torchs_gradients(data):
     """Shapes that broadcast, tensors used again, branches that are detached."""
@@ -58,6 +58,7 @@ def test_random_expressions_have_torchs_gradients(data):
         else:
             f, i, j = BINARY[draw(st.sampled_from(sorted(BINARY)))], draw(pick), draw(pick)
             new = f(our_values[i], our_values[j]), f(their_values[i], their_values[j])
+        assume(np.abs(new[0].data).max() < 1e3)  # no overflow, and no cancelling of large numbers
         if draw(st.integers(0, 5)) == 0:
             new = new[0].detach(), new[1].detach()
         our_values.append(new[0])

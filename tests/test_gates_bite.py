@@ -63,6 +63,14 @@ def add_source(text, more):
     return edit(text, lambda cell: cell.update(source=cell.source + more))
 
 
+def offer_as_an_option(number):
+    def plant(notebook):
+        notebook.cells.append(code("views.quiz(question)", f"( ) {number}"))
+        cell_with(notebook, PROSE).source += f" It is {number}."
+
+    return plant
+
+
 def add_output(output):
     return edit("views.predict", lambda cell: cell.outputs.append(output))
 
@@ -142,6 +150,7 @@ FAULTS = [
     (gates.prose_numbers, add_source(PROSE, " It holds 2049 bytes."), "says 2049"),
     (gates.prose_numbers, add_source(PROSE, " They are\n17. Then more."), "says 17"),
     (gates.prose_numbers, add_source(PROSE, "\n\n### Sources of noise\n\nAt 31.7."), "says 31.7"),
+    (gates.prose_numbers, offer_as_an_option("31.7"), "says 31.7"),
     (gates.exercises_are_proven, append(*exercise(solution_says="Not yet: no.")), "doesn't pass"),
     (
         gates.exercises_are_proven,

@@ -32,6 +32,25 @@ def test_every_option_has_its_own_feedback(question):
         question.answer("something else")
 
 
+def right(question):
+    return next(option.text for option in question.options if option.right)
+
+
+def test_what_the_predictions_call_right_is_what_torch_does():
+    w = torch.tensor(3.0, requires_grad=True)
+    for _ in range(3):
+        (w * w).backward()
+    assert right(lesson.three_calls) == f"{w.grad.item():g}"
+
+    weight, lengths = torch.nn.Parameter(torch.ones(1)), []
+    for factor in (1, 4):
+        weight.data.fill_(1)
+        weight.grad = torch.full((1,), 0.5 * factor)
+        torch.optim.AdamW([weight], lr=0.01).step()
+        lengths.append(1 - weight.item())
+    assert right(lesson.undivided) == "as long" and abs(lengths[1] / lengths[0] - 1) < 1e-5
+
+
 def test_a_step_without_gradients_moves_nothing_and_says_nothing():
     model = models.mlp(4, 2)
     before = [p.clone() for p in model.parameters()]

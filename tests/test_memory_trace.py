@@ -10,6 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from course_lib import facts, models
 from course_lib.compute import count_flops
+from course_lib.lessons import start
 from course_lib.memory_trace import CATEGORIES, measure
 from course_lib.training import PHASES, train_step
 
@@ -154,6 +155,8 @@ def test_a_7b_step_peaks_in_the_optimizer_at_101_39_gib(name):
     assert trace.peak_by["weights"] == trace.peak_by["gradients"] == 4 * n
     assert trace.peak_by["optimizer state"] == 8 * n + 4 * num_tensors
     assert trace.peak_at.phase == "step"
+    share = 100 * trace.peak_by["weights"] / trace.peak_bytes
+    assert round(share, 1) == start.weights_share.expected  # what its feedback is written for
 
 
 # --- laws of a timeline ---

@@ -255,6 +255,8 @@ def exercises_are_proven(notebook, path) -> Iterator[Complaint]:
                 yield following, "answers an untouched stub with something else than not attempted"
     for cell in cells:
         if "solution" in tags(cell):
+            if not cell.metadata.get("jupyter", {}).get("source_hidden"):
+                yield cell, "is a solution that isn't folded (jupyter.source_hidden)"
             for name in _assigned(cell.source) & stub_names:
                 yield cell, f"overwrites the reader's {name!r}"
             checks = _checks(cell)

@@ -38,7 +38,7 @@ def exercise(stub_says="Not attempted yet.", solution_says="Passed.", solution=S
     return [
         code(STUB, tags=["exercise"]),
         code(CHECK, stub_says),
-        code(solution, solution_says, tags=["solution"]),
+        code(solution, solution_says, tags=["solution"], jupyter={"source_hidden": True}),
     ]
 
 
@@ -151,6 +151,11 @@ FAULTS = [
     (gates.prose_numbers, add_source(PROSE, " They are\n17. Then more."), "says 17"),
     (gates.prose_numbers, add_source(PROSE, "\n\n### Sources of noise\n\nAt 31.7."), "says 31.7"),
     (gates.prose_numbers, offer_as_an_option("31.7"), "says 31.7"),
+    (
+        gates.exercises_are_proven,
+        append(*exercise()[:2], code(SOLUTION, "Passed.", tags=["solution"])),
+        "isn't folded",
+    ),
     (gates.exercises_are_proven, append(*exercise(solution_says="Not yet: no.")), "doesn't pass"),
     (
         gates.exercises_are_proven,

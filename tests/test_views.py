@@ -166,6 +166,17 @@ def test_nothing_is_written_outside_the_picture(traces):
             assert 10 <= float(element.get("y")) <= 516
 
 
+def test_no_areas_name_is_written_over_another(traces):
+    for phase, batch, optimizer, step in WALK_ENDS:
+        svg = view.walk_view(traces, "images")(phase, batch, optimizer, step).svg
+        named = [e for e in elements(svg, "text") if e.text in view.STACK][: -len(view.STACK)]
+        for i, a in enumerate(named):
+            for b in named[i + 1 :]:
+                wide = 3.5 * (len(a.text) + len(b.text))
+                apart = abs(float(a.get("x")) - float(b.get("x"))) > wide
+                assert apart or abs(float(a.get("y")) - float(b.get("y"))) > 16, (a.text, b.text)
+
+
 def test_a_phase_is_known_by_its_name_in_the_code_too(trace):
     assert view.after(trace, 1, "step") == view.after(trace, 1, "optimizer step")
 

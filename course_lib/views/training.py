@@ -258,19 +258,22 @@ def _phase_marks(timeline, step: int, first: int, x: Callable, frame: Frame) -> 
 
 
 def _area_labels(heights, x: Callable, y: Callable, top: float, frame: Frame) -> list[str]:
-    """Each category's name where it is thickest, if it is thick enough to hold it."""
-    drawn = []
+    """Each category's name where it is thickest, if it is thick enough and the place is free."""
+    drawn, taken = [], []
     count = heights.shape[1]
-    for row, name in enumerate(STACK):
-        half = 4 * len(name) / frame.width * count  # in events
-        low = heights[row - 1] if row else np.zeros(count)
-        window = max(1, int(2 * half))
-        thick = np.convolve(heights[row] - low, np.ones(window), "same") / window
-        inside = range(int(half) + 1, max(int(half) + 2, count - int(half) - 1))
-        at = max(inside, key=lambda i: thick[min(i, count - 1)])
-        if thick[min(at, count - 1)] > 0.06 * top:
-            at = min(at, count - 1)
-            drawn.append(style.text(x(at), y((low[at] + heights[row][at]) / 2) + 5, name, box=True))
+    lows = np.vstack([np.zeros(count), heights[:-1]])
+    for name, low, high in zip(STACK, lows, heights, strict=True):
+        half = 4 * len(name) + 4  # pixels, an ample guess
+        window = max(1, int(2 * half / frame.width * count))
+        thick = np.convolve(high - low, np.ones(window), "same") / window
+        for at in np.argsort(-thick, kind="stable"):
+            px, py = x(at), y((low[at] + high[at]) / 2) + 5
+            inside = frame.left + half <= px <= frame.left + frame.width - half
+            free = all(abs(px - tx) > half + th or abs(py - ty) > 18 for tx, ty, th in taken)
+            if thick[at] > 0.06 * top and inside and free:
+                drawn.append(style.text(px, py, name, box=True))
+                taken.append((px, py, half))
+                break
     return drawn
 
 

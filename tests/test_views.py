@@ -30,7 +30,11 @@ def trace():
 
 @pytest.fixture(scope="module")
 def traces():
-    kinds = {"SGD": torch.optim.SGD, "AdamW": torch.optim.AdamW}
+    kinds = {
+        "SGD": torch.optim.SGD,
+        "momentum": lambda parameters: torch.optim.SGD(parameters, momentum=0.9),
+        "AdamW": torch.optim.AdamW,
+    }
     return {(n, size): trace_of(o, size) for n, o in kinds.items() for size in (128, 256, 384)}
 
 
@@ -133,7 +137,7 @@ WALK_ENDS = [
     (phase, batch, optimizer, step)
     for phase in view.STOPS
     for batch in (128, 384)
-    for optimizer in ("SGD", "AdamW")
+    for optimizer in ("SGD", "momentum", "AdamW")
     for step in ("first", "second")
 ]
 

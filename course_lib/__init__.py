@@ -6,7 +6,7 @@ import them. `tests/test_layers.py` reads this list.
 
     units facts doctor              what is known: bytes, FLOPs, seconds; typed records; versions
     models datasets                 what is trained
-    autograd                        a small engine for gradients
+    autograd graph replay           a small engine; what was recorded; its passes, step by step
     compute live_bytes              FLOPs; every storage while it lives
     training memory_trace           the step; the step, measured
     check                           predictions and exercises: the engine, pure logic

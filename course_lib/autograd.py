@@ -61,14 +61,14 @@ class Tensor:
         if seed.shape != self.shape:
             raise ValueError(f"the gradient has shape {seed.shape}, the tensor {self.shape}")
         arrived = {id(self): seed}
-        for tensor in _last_to_first(self):
+        for tensor in last_to_first([self], lambda t: [p for p in t.parents if p.requires_grad]):
             g = arrived.pop(id(tensor))
             if tensor.gradients is None:
                 tensor.grad = g.copy() if tensor.grad is None else tensor.grad + g
                 continue
             for parent, part in zip(tensor.parents, tensor.gradients(g), strict=True):
                 if parent.requires_grad:
-                    key, part = id(parent), _unbroadcast(part, parent.data.shape)
+                    key, part = id(parent), unbroadcast(part, parent.data.shape)
                     arrived[key] = arrived[key] + part if key in arrived else part
 
     def __add__(self, other: Any) -> "Tensor":
@@ -97,7 +97,7 @@ class Tensor:
     def __pow__(self, n: float) -> "Tensor":
         if not isinstance(n, (int, float)):
             raise TypeError(f"the exponent must be a number, got {type(n).__name__}")
-        return _elementwise("**", self, self.data**n, lambda x, y: n * x ** (n - 1))
+        return _elementwise(f"**{n:g}", self, self.data**n, lambda x, y: n * x ** (n - 1))
 
     def __matmul__(self, other: Any) -> "Tensor":
         other = other if isinstance(other, Tensor) else Tensor(other)
@@ -175,25 +175,25 @@ def _elementwise(op: str, a: Tensor, y: Any, slope: Callable) -> Tensor:
     return _made(op, y, (a,), lambda g: (g * slope(a.data, y),))
 
 
-def _unbroadcast(g: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def unbroadcast(g: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     if g.shape == shape:  # else sum over the axes along which the tensor was repeated
         return g
     g = g.sum(axis=tuple(range(g.ndim - len(shape))))
     return g.sum(axis=tuple(i for i, n in enumerate(shape) if n == 1), keepdims=True)
 
 
-def _last_to_first(root: Tensor) -> list[Tensor]:
-    """The tensors that need a gradient, each before its parents, without recursion."""
-    order, entered, left, stack = [], set(), set(), [(root, False)]
+def last_to_first(roots: list, parents_of: Callable) -> list:
+    """All that the roots were made from, each before its parents, without recursion."""
+    order, entered, left, stack = [], set(), set(), [(root, False) for root in roots]
     while stack:
-        tensor, leaving = stack.pop()
+        node, leaving = stack.pop()
         if leaving:
-            left.add(id(tensor))
-            order.append(tensor)
-        elif id(tensor) not in entered:
-            entered.add(id(tensor))
-            stack.append((tensor, True))
-            stack += [(parent, False) for parent in tensor.parents if parent.requires_grad]
-        elif id(tensor) not in left:
+            left.add(node)
+            order.append(node)
+        elif node not in entered:
+            entered.add(node)
+            stack.append((node, True))
+            stack += [(parent, False) for parent in parents_of(node)[::-1]]
+        elif node not in left:
             raise ValueError("the graph has a cycle: a tensor is its own ancestor")
     return order[::-1]

@@ -1,0 +1,324 @@
+"""What trace counts, against torch's own hooks; what it draws from, against the expression."""
+
+import gc
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from course_lib import facts, models
+from course_lib.autograd import Tensor
+from course_lib.graph import Graph, trace, trace_module
+
+TINY = facts.ModelConfig(
+    vocab_size=50, dim=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, ffn_dim=64,
+    max_seq_len=16, name="tiny",
+)  # fmt: skip
+
+
+def hooks_count(run, model):
+    """Bytes that torch hands to saved_tensors_hooks: each storage once, parameters left out."""
+    weights = {p.untyped_storage()._cdata for p in model.parameters()}
+    sizes, alive = {}, []
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        alive.append(tensor)  # or a later storage could get the same address
+        sizes[storage._cdata] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        run()
+    return sum(size for key, size in sizes.items() if key not in weights)
+
+
+def mlp_and_cross_entropy():
+    model, x = models.mlp(8, 16, 16, 4), torch.randn(32, 8)
+    return model, lambda: F.cross_entropy(model(x), torch.arange(32) % 4)
+
+
+def conv_and_batch_norm():
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(72, 5),
+    )  # fmt: skip
+    x = torch.randn(4, 3, 8, 8)
+    return model, lambda: model(x).square().mean()
+
+
+def layer_norm_and_dropout():
+    model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.GELU(), nn.Dropout(0.3))
+    x = torch.randn(16, 8)
+    return model, lambda: (model(x) / 3.0).sum()
+
+
+def transformer(attention, checkpointing):
+    def build():
+        model = models.Transformer(TINY, attention=attention, checkpointing=checkpointing)
+        ids = torch.arange(32).reshape(2, 16)
+        return model, lambda: F.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+
+    return build
+
+
+def checkpointed_block():
+    block = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    x = torch.randn(64, 8)
+    return block, lambda: checkpoint(block, x * 1.0, use_reentrant=False).sum()
+
+
+def frozen_part():
+    model, run = mlp_and_cross_entropy()
+    model[2].requires_grad_(False)
+    return model, run
+
+
+def tied_weights():
+    first, last = nn.Embedding(50, 8), nn.Linear(8, 50, bias=False)
+    last.weight = first.weight
+    model, ids = nn.Sequential(first, nn.Tanh(), last), torch.arange(12)
+    return model, lambda: F.cross_entropy(model(ids), ids)
+
+
+def lstm_in_autocast():
+    model, x = nn.LSTM(8, 8), torch.randn(5, 2, 8)
+
+    def run():
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(x)[0].float().sum()
+
+    return model, run
+
+
+BUILDERS = {
+    "MLP + cross entropy": mlp_and_cross_entropy,
+    "conv + BatchNorm": conv_and_batch_norm,
+    "LayerNorm + dropout": layer_norm_and_dropout,
+    "SDPA attention": transformer("sdpa", False),
+    "a checkpointed block": checkpointed_block,
+    "explicit attention": transformer("explicit", False),
+    "checkpointed layers": transformer("sdpa", True),
+    "a frozen part": frozen_part,
+    "tied weights": tied_weights,
+    "LSTM in autocast": lstm_in_autocast,
+}
+
+
+@pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS.keys())
+def test_saved_bytes_are_what_the_hooks_count(build):
+    model, run = build()
+    counted = hooks_count(run, model)
+    assert counted > 0
+    assert trace(run(), model).saved_bytes == counted
+
+
+def test_tracing_a_checkpointed_block_does_not_compute_it_again():
+    calls = []
+    block = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+    block.register_forward_pre_hook(lambda *_: calls.append(1))
+    out = checkpoint(block, torch.randn(4, 8), use_reentrant=False).sum()
+    trace(out)
+    assert calls == [1]
+    out.backward()
+    assert calls == [1, 1]
+
+
+def test_torch_keeps_the_interfaces_that_are_read_raw():
+    """If this fails, torch has changed how a node shows what it saved: `_kept_by_torch` reads
+    `_raw_saved_*`, `.data` and `.unpack_hook`, and the `saved_args` of a checkpoint's frame."""
+    w = torch.ones(3, requires_grad=True)
+    node = (w * w).grad_fn
+    assert node._raw_saved_self.data is not None and node._raw_saved_self.unpack_hook is None
+    out = checkpoint(torch.sin, w * 1, use_reentrant=False)  # the raw entry dies with its node
+    saved = out.grad_fn._raw_saved_self
+    frames = [cell.cell_contents for cell in saved.unpack_hook.__closure__]
+    assert any(hasattr(frame, "saved_args") for frame in frames)
+    assert tuple(node._input_metadata[0].shape) == (3,)
+
+
+@pytest.mark.parametrize(
+    ("factor", "num_bytes"),
+    [(2.0, 0), (3, 0), (torch.tensor(2.0, dtype=torch.float64), 8), (torch.tensor(3), 8)],
+)
+def test_a_python_number_is_not_kept_but_a_tensor_without_dimensions_is(factor, num_bytes):
+    x = torch.ones(3, requires_grad=True)
+    assert trace(x * factor, {"x": x}).saved_bytes == num_bytes
+
+
+def test_a_times_a_has_one_leaf_one_operation_and_two_edges():
+    for a in (torch.tensor(3.0, requires_grad=True), Tensor(3.0, requires_grad=True)):
+        graph = trace(a * a)
+        assert [node.role for node in graph.nodes] == ["leaf", "operation"]
+        assert graph.edges == ((0, 1), (0, 1))
+
+
+def test_nodes_have_names_operations_and_shapes():
+    model = models.mlp(8, 16, 4)
+    graph = trace(F.cross_entropy(model(torch.randn(32, 8)), torch.zeros(32).long()), model)
+    given = {node.name: node.shape for node in graph.nodes if node.role == "parameter"}
+    assert given == {name: tuple(p.shape) for name, p in model.named_parameters()}
+    made = [(node.op, node.shape) for node in graph.nodes if node.role == "operation"]
+    assert made[-3:] == [("addmm", (32, 4)), ("log_softmax", (32, 4)), ("nll_loss", ())]
+    kept = {node.op: node.saved_bytes for node in graph.nodes if node.saved}
+    assert kept["relu"] == 32 * 16 * 4  # its output, which the next addmm keeps too
+
+
+def test_a_parameter_without_a_model_is_known_as_one():
+    model = models.mlp(2, 2)
+    assert {n.role for n in trace(model(torch.ones(1, 2))).nodes} == {"parameter", "operation"}
+
+
+def test_after_backward_the_nodes_are_there_and_nothing_is_kept():
+    model = models.mlp(8, 16, 4)
+    loss = model(torch.randn(32, 8)).sum()
+    before = trace(loss, model)
+    loss.backward()
+    after = trace(loss, model)
+    assert before.saved_bytes > 0 == after.saved_bytes
+    assert len(after.nodes) == len(before.nodes)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "role"),
+    [
+        (torch.ones(3), "constant"),
+        (torch.ones(3, requires_grad=True), "leaf"),
+        ((torch.ones(3, requires_grad=True) * 2).detach(), "constant"),
+        (nn.Parameter(torch.ones(3)), "parameter"),
+        (Tensor([1.0, 2.0, 3.0]), "constant"),
+        ((Tensor([1.0, 2.0, 3.0], requires_grad=True) * 2).detach(), "constant"),
+    ],
+)
+def test_a_tensor_without_a_graph_is_one_node(tensor, role):
+    graph = trace(tensor)
+    assert [(n.role, n.shape) for n in graph.nodes] == [(role, (3,))] and graph.edges == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((models.mlp(2, 2),), "not the model itself"),
+        ((3.0,), "got float"),
+        ((np.ones(3),), "got ndarray"),
+        ((torch.ones(3), [torch.ones(3)]), "by name, got list"),
+        ((torch.ones(3), {"x": 3}), "x must be a tensor"),
+    ],
+)
+def test_what_is_no_tensor_is_refused(arguments, message):
+    with pytest.raises(TypeError, match=message):
+        trace(*arguments)
+
+
+def test_a_cycle_is_refused():
+    a = Tensor(1.0, requires_grad=True)
+    b = a * 2.0
+    c = b + 1.0
+    b.parents = (c, a)
+    with pytest.raises(ValueError, match="cycle"):
+        trace(c)
+
+
+def test_a_deep_graph_is_no_problem():
+    x = torch.ones((), requires_grad=True)
+    y = x
+    for _ in range(10_000):
+        y = y + 1.0
+    assert len(trace(y).nodes) == 10_001
+
+
+def test_every_node_comes_after_what_it_was_made_from():
+    model, run = transformer("explicit", False)()
+    graph = trace(run(), model)
+    assert all(parent < child for parent, child in graph.edges)
+    assert [child for _, child in graph.edges] == sorted(child for _, child in graph.edges)
+
+
+# --- one module ---
+
+
+def test_a_graph_is_cut_to_one_module():
+    model, run = transformer("sdpa", False)()
+    whole, block = trace(run(), model), trace_module(model.layers[0], run)
+    names = {node.name for node in block.nodes if node.role == "parameter"}
+    assert names == set(dict(model.layers[0].named_parameters()))
+    assert [node.op for node in block.nodes if node.role == "input"] == ["embedding"]
+    assert len(block.nodes) < len(whole.nodes) / 2 and block.saved_bytes < whole.saved_bytes / 2
+
+
+def test_the_modules_of_a_chain_partition_its_operations():
+    model = nn.Sequential(models.mlp(4, 8, 8), nn.Tanh(), models.mlp(8, 4))
+    x = torch.randn(2, 4)
+    whole = trace(model(x), model)
+    parts = [trace_module(module, lambda: model(x)) for module in model]
+    made = [n.op for part in parts for n in part.nodes if n.role == "operation"]
+    assert sorted(made) == sorted(n.op for n in whole.nodes if n.role == "operation")
+
+
+def test_one_module_needs_one_call_that_was_recorded():
+    model = models.mlp(4, 4)
+    linear, x = model[0], torch.ones(1, 4)
+    with pytest.raises(ValueError, match="2 times"):
+        trace_module(linear, lambda: model(model(x)))
+    with pytest.raises(ValueError, match="0 times"):
+        trace_module(linear, lambda: x)
+    with torch.no_grad(), pytest.raises(ValueError, match="nothing was recorded"):
+        trace_module(linear, lambda: model(x))
+    with pytest.raises(TypeError, match="needs a module"):
+        trace_module("0", lambda: model(x))
+    assert not linear._forward_hooks
+
+
+# --- our engine ---
+
+
+def held_arrays(tensor):
+    """All arrays that can be reached from a tensor, by Python's own bookkeeping."""
+    found, seen, stack = {}, set(), [tensor]
+    while stack:
+        thing = stack.pop()
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, np.ndarray):
+            while isinstance(thing.base, np.ndarray):
+                thing = thing.base
+            found[id(thing)] = thing
+        elif isinstance(thing, (Tensor, tuple, list)) or callable(thing):
+            if not isinstance(thing, type):
+                stack += [r for r in gc.get_referents(thing) if not isinstance(r, (dict, type))]
+        elif type(thing).__name__ == "cell":
+            stack.append(thing.cell_contents)
+    return found
+
+
+@given(st.lists(st.sampled_from(["+", "*", "@", "tanh", "exp", "sum", "neg", "[]"]), max_size=8))
+def test_what_our_engine_keeps_is_all_that_can_be_reached(ops):
+    w = Tensor(np.ones((3, 3)), requires_grad=True)
+    y = w * 2.0
+    for op in ops:
+        y = {
+            "+": lambda y=y: y + 1.0,
+            "*": lambda y=y: y * y,
+            "@": lambda y=y: y @ w,
+            "tanh": lambda y=y: y.tanh(),
+            "exp": lambda y=y: (y * 0.01).exp(),
+            "sum": lambda y=y: y.sum(axis=0) + w,
+            "neg": lambda y=y: -y,
+            "[]": lambda y=y: y[np.array([0, 1, 2])],
+        }[op]()
+    reached = held_arrays(y)
+    for own in (w.data, y.data):  # the weight, and the result itself unless an operation keeps it
+        reached.pop(id(own), None)
+    kept = trace(y, {"w": w}).saved_bytes
+    assert kept - sum(array.nbytes for array in reached.values()) in (0, y.data.nbytes)
+
+
+def test_a_graph_prints_without_addresses():
+    a = Tensor(3.0, requires_grad=True)
+    assert repr(trace(a * 2.0, {"a": a})) == "Graph(3 nodes, 2 edges, 8 B kept)"
+    assert isinstance(trace(a), Graph)

@@ -1,0 +1,297 @@
+"""The drawn graph and every step of the stepper, read back from the SVG."""
+
+import re
+from itertools import combinations
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from course_lib import models, units
+from course_lib.autograd import Tensor
+from course_lib.graph import Graph, Node, trace
+from course_lib.replay import replay
+from course_lib.views import graph as view
+from course_lib.views import stepper
+from course_lib.views.layout import layout
+
+
+def elements(svg, kind):
+    return [e for e in ElementTree.fromstring(svg).iter() if e.tag.endswith("}" + kind)]
+
+
+def texts(svg):
+    return [element.text for element in elements(svg, "text")]
+
+
+def boxes(svg):
+    """(left, top, right, bottom) of every node."""
+    found = []
+    for e in elements(svg, "rect"):
+        if e.get("data-role"):
+            x, y, w, h = (float(e.get(k)) for k in ("x", "y", "width", "height"))
+            found.append((x, y, x + w, y + h))
+    return found
+
+
+def mlp_graph(*sizes):
+    model = models.mlp(*sizes)
+    loss = F.cross_entropy(model(torch.randn(32, sizes[0])), torch.zeros(32).long())
+    return trace(loss, model)
+
+
+def residual_graph(blocks):
+    linears = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3 * blocks))
+    x = torch.randn(2, 4)
+    for i in range(blocks):
+        a, b, c = linears[3 * i : 3 * i + 3]
+        x = x + torch.relu(a(x)) * torch.tanh(b(x)) + c(x).mean()
+    return trace(x.sum(), linears)
+
+
+def random_graph(seed):
+    rng = np.random.default_rng(seed)
+    nodes = tuple(Node("op", "operation", ()) for _ in range(20))
+    edges = [(int(rng.integers(0, child)), child) for child in range(1, 20) for _ in range(2)]
+    return Graph(nodes, tuple(edges))
+
+
+A = Tensor(3.0, requires_grad=True)
+GRAPHS = {
+    "MLP": mlp_graph(8, 16, 16, 4),
+    "residual": residual_graph(3),
+    "a * a": trace(A * A, {"a": A}),
+    "leaf": trace(torch.ones(3)),
+    **{f"random {seed}": random_graph(seed) for seed in range(5)},
+}
+
+
+# --- places ---
+
+
+@pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
+def test_edges_go_down_and_nodes_stay_apart(graph):
+    places = layout(graph)
+    for (parent, child), route in zip(graph.edges, places.edges, strict=True):
+        assert route[0] == places.nodes[parent] and route[-1] == places.nodes[child]
+        rows = [row for _, row in route]
+        assert rows == list(range(rows[0], rows[-1] + 1))  # one place a row, so around the nodes
+    for (x, row), (other, other_row) in combinations(places.nodes, 2):
+        assert row != other_row or abs(x - other) > 1 - 1e-9
+    assert min(x for x, _ in places.nodes) > -1e-9
+    assert max(x for x, _ in places.nodes) <= places.width - 1 + 1e-9
+    assert {row for _, row in places.nodes} == set(range(places.rows))
+
+
+@pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
+def test_no_edge_runs_through_another_node(graph):
+    places = layout(graph)
+    for edge, route in zip(graph.edges, places.edges, strict=True):
+        for x, row in route[1:-1]:
+            for i, (other, other_row) in enumerate(places.nodes):
+                if i not in edge and row == other_row:
+                    assert abs(x - other) > 0.5
+
+
+def test_a_chain_is_drawn_straight():
+    chain = trace(A.tanh().exp().relu())
+    assert {x for x, _ in layout(chain).nodes} == {0.0}
+
+
+# --- the picture ---
+
+
+@pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
+def test_every_node_and_edge_is_drawn_inside_the_picture(graph):
+    svg = view.graph_picture(graph, "a title").svg
+    width, height = (float(ElementTree.fromstring(svg).get(k)) for k in ("width", "height"))
+    assert len(boxes(svg)) == len(graph.nodes)
+    assert len(elements(svg, "g")) == len(graph.edges)
+    for left, top, right, bottom in boxes(svg):
+        assert 0 <= left < right <= width and 30 < top < bottom <= height
+    assert "a title" in texts(svg)
+
+
+@pytest.mark.parametrize("graph", [GRAPHS["MLP"], GRAPHS["residual"]])
+def test_the_picture_says_shapes_and_kept_bytes(graph):
+    picture = view.graph_picture(graph, "")
+    written = texts(picture.svg)
+    for node in graph.nodes:
+        if node.saved_bytes:
+            assert f"keeps {units.binary(node.saved_bytes)}" in written
+        assert (node.name or node.op) in written
+    assert f"{units.binary(graph.saved_bytes)} kept for backward" in picture.sentence
+    assert picture.sentence.startswith(f"{len(graph.nodes)} nodes (")
+
+
+def test_text_stays_inside_its_node():
+    graph = GRAPHS["MLP"]
+    svg = view.graph_picture(graph, "").svg
+    lines = [text for text in elements(svg, "text") if text.get("text-anchor") == "middle"]
+    for text in lines:
+        x, y, half = float(text.get("x")), float(text.get("y")), 3.3 * len(text.text)
+        assert any(
+            left <= x - half and x + half <= right and top < y - 9 and y <= bottom
+            for left, top, right, bottom in boxes(svg)
+        ), text.text
+
+
+def test_the_two_edges_of_a_times_a_can_be_told_apart():
+    svg = view.graph_picture(GRAPHS["a * a"], "").svg
+    curves = [e.get("d") for e in elements(svg, "path") if e.get("fill") == "none"]
+    assert len(set(curves)) == 2
+
+
+def test_one_node_makes_a_picture_and_a_sentence():
+    picture = view.graph_picture(GRAPHS["leaf"], "")
+    assert picture.sentence == "1 node (1 constant) and 0 edges; 0 B kept for backward."
+
+
+def test_only_a_graph_can_be_drawn():
+    with pytest.raises(TypeError, match="got Linear"):
+        view.show_graph(torch.nn.Linear(2, 2), "")
+
+
+# --- the stepper ---
+
+
+def seeds_figure():
+    x, y = Tensor(2.0), Tensor(1.0)
+    w, b = Tensor(0.5, requires_grad=True), Tensor(-0.4, requires_grad=True)
+    z = w * x + b
+    y_hat = z.tanh()
+    loss = (y_hat - y) ** 2
+    return loss, {"w": w, "x": x, "b": b, "z": z, "y_hat": y_hat, "y": y, "L": loss}
+
+
+def reused():
+    a = Tensor(3.0, requires_grad=True)
+    return (a * a + 2.0) * a, {"a": a}
+
+
+def on_arrays():
+    w = Tensor(np.arange(12.0).reshape(4, 3), requires_grad=True)
+    x = Tensor(np.ones((2, 4)))
+    return (x @ w).tanh()[0].sum() / 2.0 - Tensor([[1.0]]).sum(), {"w": w, "x": x}
+
+
+STEPPED = {"seed": seeds_figure, "reused": reused, "arrays": on_arrays}
+
+
+@pytest.fixture(scope="module", params=STEPPED.values(), ids=STEPPED)
+def run(request):
+    return replay(*request.param())
+
+
+def test_every_step_of_the_seeds_figure_is_said():
+    view = stepper.step_view(replay(*seeds_figure()))
+    assert [view(stop).sentence for stop in view.stops] == [
+        "Given: w = 0.5, x = 2, b = −0.4, y = 1. Nothing is computed yet.",
+        "Forward: v1 = w × x = 0.5 × 2 = 1.",
+        "Forward: z = v1 + b = 1 + (−0.4) = 0.6.",
+        "Forward: y_hat = tanh(z) = tanh(0.6) = 0.537.",
+        "Forward: v2 = y_hat − y = 0.537 − 1 = −0.463.",
+        "Forward: L = v2 ** 2 = (−0.463) ** 2 = 0.2143.",
+        "Backward begins with dL/dL = 1; times the local derivative −0.9259 it hands −0.9259 to "
+        "v2.",
+        "Backward: at v2, −0.9259 has arrived; times the local derivative 1 it hands −0.9259 to "
+        "y_hat.",
+        "Backward: at y_hat, −0.9259 has arrived; times the local derivative 0.7116 it hands "
+        "−0.6589 to z.",
+        "Backward: at z, −0.6589 has arrived; times the local derivative 1 it hands −0.6589 to "
+        "v1; times the local derivative 1 it hands −0.6589 to b.",
+        "Backward: at v1, −0.6589 has arrived; times the local derivative 2 it hands −1.3177 to w.",
+        "Update, against the gradient: w = 0.5 − 0.1 × (−1.3177) = 0.6318; b = −0.4 − 0.1 × "
+        "(−0.6589) = −0.3341.",
+    ]
+
+
+def test_every_step_draws_the_values_and_gradients_known_so_far(run):
+    view = stepper.step_view(run)
+    for done, stop in enumerate(view.stops):
+        svg = view(stop).svg
+        written = texts(svg)
+        computed = [s.node for s in run.steps[:done] if s.phase == "forward"]
+        made = sum(node.role == "operation" for node in run.graph.nodes)
+        assert written.count("?") == made - len(computed)
+        for node in computed:
+            assert stepper._number(run.values[node], 3) in written
+        gradients = run.gradients(done)
+        assert sum(line.startswith("grad ") for line in written) == len(gradients)
+        for gradient in gradients.values():
+            assert f"grad {stepper._number(gradient, 3)}" in written
+        handed = [h for step in run.steps[:done] for h in step.handed]
+        assert sum(line.startswith("× ") for line in written) == len(handed)
+        for h in handed:
+            assert f"× {stepper._local(h.local, 3)}" in written
+        marked = [e for e in elements(svg, "rect") if e.get("stroke-width") == "3"]
+        leaves = sum(node.role in ("leaf", "parameter") for node in run.graph.nodes)
+        assert len(marked) == (0 if done == 0 else leaves if stop == "update" else 1)
+
+
+def test_the_stepper_s_picture_keeps_its_size_and_its_text_inside(run):
+    view = stepper.step_view(run)
+    sizes = set()
+    for stop in view.stops:
+        svg = view(stop).svg
+        sizes.add(tuple(ElementTree.fromstring(svg).get(k) for k in ("width", "height")))
+        inside = [t for t in elements(svg, "text") if not t.text.startswith("× ")]
+        for text in inside:
+            x, y, half = float(text.get("x")), float(text.get("y")), 3.2 * len(text.text)
+            assert any(
+                left <= x - half and x + half <= right and top < y - 9 and y <= bottom
+                for left, top, right, bottom in boxes(svg)
+            ), text.text
+    assert len(sizes) == 1
+
+
+def test_local_derivatives_don_t_cover_each_other_or_a_node(run):
+    svg = stepper.step_view(run)("update").svg
+    labels = [t for t in elements(svg, "text") if t.text.startswith("× ")]
+    spots = [(float(t.get("x")), float(t.get("y")), 3.3 * len(t.text)) for t in labels]
+    for (x, y, half), (other_x, other_y, other_half) in combinations(spots, 2):
+        assert abs(x - other_x) > half + other_half or abs(y - other_y) > 14
+    for x, y, half in spots:
+        for left, top, right, bottom in boxes(svg):
+            assert x + half < left or x - half > right or y < top or y - 10 > bottom
+
+
+def test_the_sentence_says_when_gradients_add_up():
+    a = Tensor(3.0, requires_grad=True)
+    view = stepper.step_view(replay(a * a, {"a": a}))
+    assert view("backward, v1").sentence == (
+        "Backward begins with dv1/dv1 = 1; times the local derivative 3 it hands 3 to a; times "
+        "the local derivative 3 it hands 3 to a, which adds to what is there."
+    )
+
+
+@pytest.mark.parametrize(
+    ("local", "said"),
+    [
+        (None, "table"),
+        (np.array([[0.5]]), "0.5"),
+        (np.diag([1.0, 0.0]), "[1, 0]"),
+        (np.ones((2, 2)), "2 × 2 table"),
+        (np.eye(4), "4 × 4 table"),
+    ],
+)
+def test_a_local_derivative_is_said_as_shortly_as_it_can_be(local, said):
+    assert stepper._local(local) == said
+
+
+def test_the_walk_shows_every_stop_and_refuses_others(monkeypatch):
+    monkeypatch.setattr("course_lib.views.controls.display", lambda *a, **k: None)
+    loss, names = seeds_figure()
+    box = stepper.step_through(loss, **names)
+    view, seen = stepper.step_view(replay(loss, names)), set()
+    for stop in view.stops:
+        box.values["step"].value = stop
+        assert stop == "start" or box.image.value not in seen
+        seen.add(box.image.value)
+        assert re.sub("<.*?>", "", box.sentence.value) == view(stop).sentence
+    with pytest.raises(ValueError, match="step must be one of"):
+        view("nowhere")
+    with pytest.raises(TypeError, match="our engine"):
+        stepper.step_through(torch.ones(1))

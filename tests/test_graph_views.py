@@ -217,15 +217,15 @@ def test_every_step_draws_the_values_and_gradients_known_so_far(run):
         made = sum(node.role == "operation" for node in run.graph.nodes)
         assert written.count("?") == made - len(computed)
         for node in computed:
-            assert stepper._number(run.values[node], 3) in written
+            assert stepper._boxed(run.values[node]) in written
         gradients = run.gradients(done)
         assert sum(line.startswith("grad ") for line in written) == len(gradients)
         for gradient in gradients.values():
-            assert f"grad {stepper._number(gradient, 3)}" in written
+            assert f"grad {stepper._boxed(gradient)}" in written
         handed = [h for step in run.steps[:done] for h in step.handed]
         assert sum(line.startswith("× ") for line in written) == len(handed)
         for h in handed:
-            assert f"× {stepper._local(h.local, 3)}" in written
+            assert stepper._on_edge(h.local) in written
         marked = [e for e in elements(svg, "rect") if e.get("stroke-width") == "3"]
         leaves = sum(node.role in ("leaf", "parameter") for node in run.graph.nodes)
         assert len(marked) == (0 if done == 0 else leaves if stop == "update" else 1)
@@ -270,15 +270,16 @@ def test_the_sentence_says_when_gradients_add_up():
 @pytest.mark.parametrize(
     ("local", "said"),
     [
-        (None, "table"),
-        (np.array([[0.5]]), "0.5"),
-        (np.diag([1.0, 0.0]), "[1, 0]"),
-        (np.ones((2, 2)), "2 × 2 table"),
-        (np.eye(4), "4 × 4 table"),
+        (None, "a table of local derivatives"),
+        (np.array([[0.5]]), "the local derivative 0.5"),
+        (np.diag([1.0, 0.0]), "the local derivative [1, 0]"),
+        (np.ones((2, 2)), "a 2 × 2 table of local derivatives"),
+        (np.ones((1, 3)), "a 1 × 3 table of local derivatives"),
+        (np.eye(4), "a 4 × 4 table of local derivatives"),
     ],
 )
 def test_a_local_derivative_is_said_as_shortly_as_it_can_be(local, said):
-    assert stepper._local(local) == said
+    assert stepper._times(local) == said
 
 
 def test_the_walk_shows_every_stop_and_refuses_others(monkeypatch):

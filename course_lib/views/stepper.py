@@ -97,7 +97,7 @@ def _backward_sentence(run: Replay, done: int) -> str:
     for handed in step.handed:
         parent = run.graph.edges[handed.edge][0]
         said.append(
-            f"times the local derivative {_local(handed.local)} it hands "
+            f"times {_times(handed.local)} it hands "
             f"{_number(handed.gradient)} to {run.labels[parent]}"
             + (", which adds to what is there" if parent in there else "")
         )
@@ -115,25 +115,36 @@ def _update_sentence(run: Replay) -> str:
     return f"Update, against the gradient: {'; '.join(moved)}."
 
 
-def _number(value: np.ndarray, decimals: int = 4) -> str:
-    """A scalar or a few numbers; else the array's shape."""
+def _number(value: np.ndarray, decimals: int = 4, array: str = "an array ") -> str:
+    """A scalar or a few numbers; else `array` and its shape."""
     value = np.asarray(value, dtype=float)
     if value.size > FEW:
-        return f"an array ({', '.join(map(str, value.shape))})"
+        return f"{array}({', '.join(map(str, value.shape))})"
     written = [f"{round(x, decimals) + 0.0:g}".replace("-", "−") for x in value.ravel().tolist()]
     return written[0] if value.ndim == 0 else f"[{', '.join(written)}]"
 
 
 def _local(local: np.ndarray | None, decimals: int = 4) -> str:
-    """One number; one for each of a few elements; else the table's size."""
-    if local is None:
-        return "table"
-    if local.size == 1:
-        return _number(local[0, 0], decimals)
-    square = local.shape[0] == local.shape[1]
-    if square and len(local) <= FEW and not (local - np.diag(np.diag(local))).any():
-        return _number(np.diag(local), decimals)
-    return f"{local.shape[0]} × {local.shape[1]} table"
+    """The numbers of a local derivative, one for each element if they are few; else empty."""
+    if local is None or len(local) != local.shape[1] or len(local) > FEW:
+        return ""
+    diagonal = np.diag(local)
+    if (local - np.diag(diagonal)).any():
+        return ""
+    return _number(diagonal[0] if len(local) == 1 else diagonal, decimals)
+
+
+def _times(local: np.ndarray | None) -> str:
+    if _local(local):
+        return f"the local derivative {_local(local)}"
+    size = "" if local is None else f"{len(local)} × {local.shape[1]} "
+    return f"a {size}table of local derivatives"
+
+
+def _on_edge(local: np.ndarray | None) -> str:
+    if _local(local):
+        return f"× {_local(local, 3)}"
+    return "× a table" if local is None else f"× {len(local)} × {local.shape[1]} table"
 
 
 def _parents(run: Replay, node: int) -> list[int]:
@@ -159,7 +170,7 @@ def _draw(run: Replay, done: int, canvas: Canvas, places: Layout) -> str:
     for edge, route in enumerate(canvas.routes(run.graph.edges, places.edges)):
         if edge in handed:
             parts.append(canvas.edge(route, "moment" if edge in now else "gradients", up=True))
-            labels.append(canvas.edge_label(route, f"× {_local(handed[edge].local, 3)}"))
+            labels.append(canvas.edge_label(route, _on_edge(handed[edge].local)))
         else:
             parts.append(canvas.edge(route, faint=run.graph.edges[edge][1] not in known))
     gradients = run.gradients(done)
@@ -182,14 +193,18 @@ def _lines(run: Replay, node: int, done: int) -> list[str]:
     """What a node's box says: how it is made, its value, its gradient."""
     role, label = run.graph.nodes[node].role, run.labels[node]
     gradient = run.gradients(done).get(node)
-    value = _number(run.values[node], 3)
+    value = _boxed(run.values[node])
     if role == "operation":
         forward = {step.node for step in run.steps[:done] if step.phase == "forward"}
         value = value if node in forward else "?"
     elif done == len(run.steps) and node in _leaves(run):
-        value = f"{value} → {_number(run.values[node] - run.rate * gradient, 3)}"
-    grad = [] if gradient is None else [f"grad {_number(gradient, 3)}"]
+        value += f" → {_boxed(run.values[node] - run.rate * gradient)}"
+    grad = [] if gradient is None else [f"grad {_boxed(gradient)}"]
     return [_head(run, node), *([value] if value != label else []), *grad]
+
+
+def _boxed(value: np.ndarray) -> str:
+    return _number(value, decimals=3, array="")
 
 
 def _head(run: Replay, node: int) -> str:

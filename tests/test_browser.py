@@ -120,9 +120,59 @@ def test_chapter_01_runs_and_its_controls_questions_and_exercises_answer(lab):
     page.close()
 
 
+def test_chapter_02_runs_and_its_graph_is_stepped_through(lab):
+    chapter = lab("02_computational_graph.ipynb")
+    page = chapter.page
+    chapter.run_all()
+    assert_clean(chapter)
+
+    # Every step by keyboard: another picture and another sentence each time, to the end.
+    walk = chapter.cell("stepper.step_through")
+    picture, sentence = walk.locator("img").first, walk.locator("p[role=status]")
+    onward = walk.get_by_role("button", name="Next step")
+    seen = {(picture.get_attribute("src"), sentence.inner_text())}
+    for step in range(2, 13):
+        onward.focus()
+        page.keyboard.press("Enter")
+        chapter.settle()
+        assert f"({step} of 12)" in walk.inner_text()
+        seen.add((picture.get_attribute("src"), sentence.inner_text()))
+    assert len(seen) == 12 and onward.is_disabled()
+    assert "w = 0.5 − 0.1 × (−1.3177) = 0.6318" in sentence.inner_text()
+
+    # The reader's own expression, with a value used twice.
+    own = "\n".join(
+        (
+            "a = number(3.0, requires_grad=True)",
+            "_ = stepper.step_through(a * a, a=a)  # stepper.step_through",
+        )
+    )
+    chapter.run_with("stepper.step_through", own)
+    walk = chapter.cell("stepper.step_through")
+    for _ in range(2):
+        walk.get_by_role("button", name="Next step").click()
+        chapter.settle()
+    assert "which adds to what is there" in walk.locator("p[role=status]").inner_text()
+
+    # A number with a reason, and an exercise.
+    chapter.page.get_by_label("Your guess").fill("2")
+    page.keyboard.press("Enter")
+    chapter.settle()
+    chapter.run_again("guess_flops.compare")
+    said = " ".join(chapter.cell("guess_flops.compare").inner_text().split())
+    assert "You said 2 times forward's; measured: 1.83. Two products for each layer" in said
+    check = "lesson.segments.check(plan)"
+    chapter.run_with("plan = None", "plan = [16]")
+    chapter.run_again(check)
+    assert "Not yet: The peak is 5.63 MiB" in chapter.cell(check).inner_text()
+    assert_clean(chapter)
+    page.close()
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
 @pytest.mark.parametrize("width", [900, 1280])
-def test_no_output_is_wider_than_its_window(lab, width):
-    chapter = lab("01_training_step.ipynb", width=width)
+def test_no_output_is_wider_than_its_window(lab, path, width):
+    chapter = lab(path.name, width=width)
     cut = chapter.page.evaluate(
         """() => [...document.querySelectorAll('.jp-OutputArea-output')]
             .filter(output => output.scrollWidth > output.clientWidth + 1)

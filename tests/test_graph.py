@@ -128,7 +128,7 @@ def test_tracing_a_checkpointed_block_does_not_compute_it_again():
     assert calls == [1, 1]
 
 
-def test_torch_keeps_the_interfaces_that_are_read_raw():
+def test_canary_torch_shows_what_a_node_saved():
     """If this fails, torch has changed how a node shows what it saved: `_kept_by_torch` reads
     `_raw_saved_*`, `.data` and `.unpack_hook`, and the `saved_args` of a checkpoint's frame."""
     w = torch.ones(3, requires_grad=True)

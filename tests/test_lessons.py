@@ -2,15 +2,20 @@
 
 import pytest
 import torch
+from torch import nn
 
-from course_lib import models
-from course_lib.check import NOT_ATTEMPTED, PASSED, WRONG, Exercise, Question
+from course_lib import compute, models
+from course_lib.check import NOT_ATTEMPTED, PASSED, WRONG, Exercise, Prediction, Question
+from course_lib.graph import trace
+from course_lib.lessons import graph, start
 from course_lib.lessons import training as lesson
 from course_lib.training import train_step
 
-EXERCISES = [value for value in vars(lesson).values() if isinstance(value, Exercise)]
-QUESTIONS = [value for value in vars(lesson).values() if isinstance(value, Question)]
-QUESTIONS += lesson.quiz
+VALUES = [value for module in (start, lesson, graph) for value in vars(module).values()]
+EXERCISES = [value for value in VALUES if isinstance(value, Exercise)]
+PREDICTIONS = [value for value in VALUES if isinstance(value, Prediction)]
+QUESTIONS = [value for value in VALUES if isinstance(value, Question)]
+QUESTIONS += [*lesson.quiz, *graph.quiz]
 
 
 @pytest.mark.parametrize("exercise", EXERCISES)
@@ -30,6 +35,14 @@ def test_every_option_has_its_own_feedback(question):
     assert all(option.feedback in question.compare(option.text, "7") for option in question.options)
     with pytest.raises(ValueError, match="is none of"):
         question.answer("something else")
+
+
+@pytest.mark.parametrize("prediction", PREDICTIONS, ids=lambda p: p.question[:30])
+def test_every_belief_about_a_number_is_wrong_and_hears_its_own_feedback(prediction):
+    for belief in prediction.beliefs:
+        assert abs(belief.value - prediction.expected) > prediction.tolerance
+        assert belief.feedback in prediction.compare(belief.value, prediction.expected)
+    assert "Right" in prediction.compare(prediction.expected, prediction.expected)
 
 
 def right(question):
@@ -102,3 +115,102 @@ def test_what_is_held_between_steps_is_what_torch_holds(optimizer, name):
         held += sum(value.nbytes for value in state.values() if isinstance(value, torch.Tensor))
     n, tensors = sum(p.numel() for p in model.parameters()), len(list(model.parameters()))
     assert lesson.held_between_steps.answer(n, tensors, name) == held
+
+
+# --- chapter 02 ---
+
+
+def equal_layers():
+    return nn.Sequential(*(nn.Linear(64, 64) for _ in range(6))), torch.zeros(32, 64)
+
+
+def flops_ratio(model, x):
+    forward = compute.count_flops(lambda: model(x))
+    return compute.count_flops(lambda: model(x).sum().backward()) / forward - 1
+
+
+def test_what_chapter_02_predicts_is_what_torch_does():
+    assert abs(flops_ratio(*equal_layers()) - graph.backward_flops.expected) < 0.01
+    model, x = models.mlp(*[16] * 9), torch.zeros(4, 16)
+    whole = trace(model(x), model).saved_bytes
+    for layer in model[2:]:
+        layer.requires_grad_(False)
+    assert trace(model(x), model).saved_bytes == whole
+    assert right(graph.frozen_above) == "as much as without freezing"
+
+
+def test_what_chapter_02_s_quiz_calls_right_is_what_torch_does():
+    state, answers = torch.ones(3), {}
+    w = torch.ones(3, requires_grad=True)
+    for name, carry in (("kept", lambda h: h), ("detached", torch.detach)):
+        h = state
+        try:
+            for _ in range(2):
+                h = torch.tanh(carry(h) * w)
+                h.sum().backward()
+            answers[name] = "fine"
+        except RuntimeError:
+            answers[name] = "refused"
+    assert answers == {"kept": "refused", "detached": "fine"}
+    for function, works in ((torch.tanh, False), (torch.sin, True)):
+        y = function(w * 1)
+        y += 1
+        try:
+            y.sum().backward()
+            assert works
+        except RuntimeError:
+            assert not works
+    model = models.mlp(4, 4).eval()
+    assert model(torch.ones(1, 4)).requires_grad
+    rights = [right(question) for question in graph.quiz]
+    assert rights == [
+        "h = h.detach() between the steps",
+        "tanh fails, sin works",
+        "yes, as in training",
+    ]
+
+
+@pytest.mark.parametrize("case", graph.division.cases)
+def test_the_division_s_gradients_are_torchs(case):
+    g, a, b = (torch.as_tensor(number, dtype=torch.float64) for number in case)
+    a, b = a.requires_grad_(), b.requires_grad_()
+    (a / b).backward(g)
+    assert graph.division.check(lambda *case: (a.grad, b.grad)).status == WRONG  # of one case only
+    given = graph.division.answer(g, a.detach(), b.detach())
+    assert torch.allclose(given, torch.stack([a.grad, b.grad]))
+
+
+@pytest.mark.parametrize("case", graph.kept_by_forward.cases)
+def test_what_forward_keeps_is_what_torch_keeps(case):
+    batch, sizes = case
+    model = models.mlp(*sizes)
+    kept = trace(model(torch.zeros(batch, sizes[0])), model).saved_bytes
+    assert graph.kept_by_forward.answer(batch, sizes) == kept
+
+
+@pytest.mark.parametrize(
+    ("plan", "status", "message"),
+    [
+        (None, NOT_ATTEMPTED, ""),
+        ([16], WRONG, "The peak is 5.63 MiB"),
+        ([1] * 16, WRONG, "Over 1.70 MiB"),
+        ([4] * 4, WRONG, "Over 1.70 MiB"),
+        ([2] * 8, WRONG, "2.72 times forward's FLOPs. Over 2.7"),
+        ([1] * 4 + [2] * 6, WRONG, "Over 1.70 MiB"),
+        ([8], WRONG, "hold 8 blocks"),
+        ([8, 8.0], WRONG, "whole numbers"),
+        ([17, -1], WRONG, "whole numbers"),
+        (16, WRONG, "A plan is a list"),
+        ([2] * 6 + [1] * 4, PASSED, ""),
+        ((3, 2, 2, 2, 2, 2, 1, 1, 1), PASSED, ""),
+    ],
+)
+def test_the_two_budgets_say_what_is_missing(plan, status, message):
+    result = graph.segments.check(plan)
+    assert result.status == status and message in result.message
+
+
+def test_one_segment_of_all_saves_nothing():
+    whole, _ = graph.checkpointed([graph.BLOCKS])
+    each, _ = graph.checkpointed([1] * graph.BLOCKS)
+    assert each < whole / 2

@@ -52,7 +52,7 @@ def _plural(n: int, what: str) -> str:
 
 
 def _lines(node: Node) -> list[str]:
-    name = node.name or node.op or node.role
+    name = f"from {node.op}" if node.role == "input" else node.name or node.op or node.role
     name = name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
     shape = f"({', '.join(map(str, node.shape))})" if node.shape else "a number"
     return [name, shape, *([f"keeps {units.binary(node.saved_bytes)}"] if node.saved_bytes else [])]
@@ -88,9 +88,12 @@ class Canvas:
             aside = 36 * (met[edge] - (uses[edge] - 1) / 2)
             met[edge] += 1
             (x0, y0), *bends, (x1, y1) = [self.middle(place) for place in places]
+            route = [(x0 + aside, y0 + BOX / 2)]
+            for x, y in bends:  # straight past the nodes of the row, curved between rows
+                route += [(x, y - BOX / 2), (x, y + BOX / 2)]
             quarter = self.wide / 4  # an edge from the side meets the child beside its middle
-            end = x1 + max(-quarter, min(quarter, (x0 - x1) / 4)) + aside
-            routes.append([(x0 + aside, y0 + BOX / 2), *bends, (end, y1 - BOX / 2)])
+            end = x1 + max(-quarter, min(quarter, (route[-1][0] - x1) / 4))
+            routes.append([*route, (end + aside, y1 - BOX / 2)])
         return routes
 
     def edge(self, route, name: str = "", *, up: bool = False, faint: bool = False) -> str:
@@ -111,9 +114,7 @@ class Canvas:
     def edge_label(self, route, said: str) -> str:
         """Text on the edge, in the gap above the child."""
         (x0, y0), (x1, y1) = route[-2:]
-        y = y1 - (self.between - BOX) / 2
-        t = (y - y0) / (y1 - y0)
-        return style.text(x0 + (x1 - x0) * t * t * (3 - 2 * t), y + 4, said, size=12, box=True)
+        return style.text((x0 + x1) / 2, (y0 + y1) / 2 + 4, said, size=12, box=True)
 
     def node(self, place: Place, lines, role: str, *, marked=False, waits=False, swatch="") -> str:
         """A box, round for what is given; dashed while it waits; a swatch names a category."""

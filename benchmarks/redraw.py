@@ -1,10 +1,11 @@
-"""Redraw of every view with controls, against interactive_output with inline matplotlib.
+"""Redraw of every view with controls, the walk against interactive_output with matplotlib.
 
     python benchmarks/redraw.py
 
 Both run in one new kernel, as in a notebook: a value is changed, and the time until the new
 picture is ready in the kernel is taken. The peer draws the same bars and areas with pyplot.
-Prints the median of each and their ratio.
+Prints the median of each and their ratio; then the stepper's redraw, and the drawing of the
+graph of a Transformer, about 250 nodes, from trace to picture.
 """
 
 from jupyter_client.manager import start_new_kernel
@@ -52,6 +53,24 @@ _ = ipywidgets.interactive_output(peer, {"images": slider, "phase": phase})
 print("RESULT", median_ms(box.values["phase"], view.STOPS), median_ms(phase, view.STOPS))
 print("RESULT", median_ms(box.values["batch"], (128, 256, 384, 512)),
       median_ms(slider, (128, 256, 384, 512)))
+
+from course_lib import autograd
+from course_lib.facts import ModelConfig
+from course_lib.graph import trace
+from course_lib.views import graph, stepper
+
+w, b = autograd.Tensor(0.5, requires_grad=True), autograd.Tensor(-0.4, requires_grad=True)
+box = stepper.step_through(((w * 2.0 + b).tanh() - 1.0) ** 2, w=w, b=b)
+step = box.values["step"]
+sizes = dict(vocab_size=100, dim=32, num_layers=3, num_heads=4, ffn_dim=64, max_seq_len=16)
+model = models.Transformer(ModelConfig(**sizes, name="small"))
+loss, taken = model(torch.zeros(1, 16).long()).sum(), []
+for _ in range(15):
+    start = time.perf_counter()
+    traced = trace(loss, model)
+    graph.graph_picture(traced, "")
+    taken.append(1000 * (time.perf_counter() - start))
+print("GRAPHS", median_ms(step, step.options), len(traced.nodes), statistics.median(taken))
 """
 
 
@@ -78,6 +97,9 @@ def main() -> None:
             f"walk, {control}: {ours:.1f} ms; interactive_output {peer:.0f} ms; "
             f"{peer / ours:.0f} times as fast"
         )
+    row = next(line for line in "".join(printed).splitlines() if line.startswith("GRAPHS"))
+    step, nodes, picture = row.split()[1:]
+    print(f"stepper: {float(step):.1f} ms; {nodes} nodes traced and drawn: {float(picture):.0f} ms")
 
 
 if __name__ == "__main__":

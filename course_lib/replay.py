@@ -71,8 +71,10 @@ def replay(output: Tensor, names: Mapping[str, Tensor], rate: float = 0.1) -> Re
     """
     if not isinstance(output, Tensor):
         raise TypeError(f"replay needs a Tensor of our engine, got {type(output).__name__}")
-    if not output.parents or output.data.size != 1:
-        raise ValueError(f"replay needs a scalar with a graph, got {output!r}")
+    if not output.parents:
+        raise ValueError("nothing it was made from has requires_grad=True: there is no graph")
+    if output.data.size != 1:
+        raise ValueError(f"replay needs a scalar, got shape {output.shape}: end with .sum()")
     if not rate > 0:
         raise ValueError(f"the rate must be positive, got {rate!r}")
     graph = trace(output, names)

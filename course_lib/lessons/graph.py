@@ -9,8 +9,8 @@ from course_lib.check import Belief, Challenge, Exercise, Mistake, Option, Predi
 from course_lib.memory_trace import measure
 
 frozen_above = Question(
-    "Eight equal layers, and the last seven are frozen: only the first still learns. What does "
-    "forward keep for backward?",
+    "Eight equal layers, a ReLU between each two, and the last seven are frozen: only the first "
+    "still learns. What does forward keep for backward?",
     (
         Option(
             "an eighth of it",
@@ -38,11 +38,11 @@ backward_flops = Prediction(
     expected=1.83,
     tolerance=0.02,
     low=0,
-    high=1_000_000,
+    high=20,
     too_low="Each layer has one product in forward and two in backward, for its weight and for "
-    "its input. Only the first layer's input, the data, needs no gradient.",
-    too_high="Backward is no search: it runs once, with two products for each layer where forward "
-    "has one. It doesn't grow with the number of weights.",
+    "its input; only the first has one. That is 11, where forward has 6.",
+    too_high="It runs once, with two products for each layer and one for the first: 11, where "
+    "forward has 6. It doesn't grow with the number of weights.",
     beliefs=(
         Belief(
             2.0,
@@ -62,8 +62,8 @@ quiz = (
         (
             Option(
                 "retain_graph=True",
-                "The error goes, and every step walks the whole past again: the graph grows by "
-                "the same number of nodes each time.",
+                "Every step walks the whole past again, a few nodes more each time; and once an "
+                "optimizer moves the weights in between, torch refuses all the same.",
             ),
             Option(
                 "h = h.detach() between the steps",
@@ -151,6 +151,18 @@ division = Exercise(
             "In a / b the two don't play the same part. What is the slope of 1 / b?",
         ),
         Mistake(
+            lambda g, a, b: _both(g / b, -a / b**2 + 0 * g),
+            "For a it is right. For b, too, what arrived comes in: times g.",
+        ),
+        Mistake(
+            lambda g, a, b: _both(g / b, g * a),
+            "For a it is right. For b: what is the slope of 1 / b?",
+        ),
+        Mistake(
+            lambda g, a, b: torch.as_tensor(g / b),
+            "That is for a. Return two: for a, then for b.",
+        ),
+        Mistake(
             lambda g, a, b: _both(g / b, -g / b**2),
             "The second one misses a: a / b is a times 1 / b.",
         ),
@@ -184,6 +196,23 @@ kept_by_forward = Exercise(
             "That many numbers; each has four bytes.",
         ),
         Mistake(
+            lambda batch, sizes: 8 * batch * sum(sizes[:-1]),
+            "A float32 number has four bytes, not eight.",
+        ),
+        Mistake(
+            lambda batch, sizes: 32 * batch * sum(sizes[:-1]),
+            "Those are bits; a byte has eight.",
+        ),
+        Mistake(
+            lambda batch, sizes: batch * sum(sizes[:-1]) / 256,
+            "That is in KiB; the question asks for bytes.",
+        ),
+        Mistake(
+            lambda batch, sizes: 4 * batch * (sum(sizes) + sum(sizes[1:-1])),
+            "A ReLU's output is the next layer's input: one tensor, kept once. What the ReLU got "
+            "isn't kept, nor is the last layer's result.",
+        ),
+        Mistake(
             lambda batch, sizes: 4 * sum(sizes[:-1]),
             "For one example; the batch has more.",
         ),
@@ -209,10 +238,19 @@ def _within_both_budgets(plan) -> str | None:
     peak, ratio = checkpointed(plan)
     said = f"The peak is {units.binary(peak)} and backward has {ratio:.2f} times forward's FLOPs"
     if peak > PEAK:
-        return f"{said}. Over {units.binary(PEAK)}: what is alive at the worst moment of backward?"
+        return f"{said}. Over {units.binary(PEAK)}: {_worst_moment(plan)}"
     if ratio > FLOPS:
-        return f"{said}. Over {FLOPS}: which part of a segment isn't computed again?"
+        return f"{said}. Over {FLOPS}: of k blocks, 2k − 1 of 2k products are computed again."
     return None
+
+
+def _worst_moment(plan) -> str:
+    """Of each segment: its own blocks, computed again, keep their inputs and the four times
+    larger results of their ReLUs; the segments before it still keep their inputs."""
+    at = max(range(len(plan)), key=lambda i: i + 5 * plan[i])
+    blocks = f"the {plan[at]} blocks of segment {at + 1} are" if plan[at] > 1 else "one block is"
+    waiting = f", and the inputs of the {at} segments before it are still kept" if at else ""
+    return f"at the worst moment {blocks} back, computed again{waiting}."
 
 
 def checkpointed(plan: list[int]) -> tuple[int, float]:

@@ -23,7 +23,7 @@ def graph_picture(graph: Graph, title: str) -> style.Picture:
     if not isinstance(graph, Graph):
         raise TypeError(f"a Graph is needed, as trace gives it, got {type(graph).__name__}")
     lines, places = [_lines(node) for node in graph.nodes], layout(graph)
-    canvas = Canvas(places, width_of(lines), between=76, top=44)
+    canvas = Canvas(places, width_of(lines), between=76, top=44, least=24 + 8.6 * len(title))
     parts = [style.text(12, 22, title, anchor="start", size=15, bold=True)]
     parts += [canvas.edge(route) for route in canvas.routes(graph.edges, places.edges)]
     for node, place, said in zip(graph.nodes, places.nodes, lines, strict=True):
@@ -64,12 +64,15 @@ def width_of(lines: list[list[str]]) -> float:
 
 
 class Canvas:
-    """Pixels for a layout: nodes of one width, rows `between` apart, the first at `top`."""
+    """Pixels for a layout: nodes of one width, rows `between` apart, the first at `top`.
 
-    def __init__(self, places: Layout, wide: float, between: int, top: int):
+    No wider than it need be, or `least`, so that text stays readable in a narrow window.
+    """
+
+    def __init__(self, places: Layout, wide: float, between: int, top: int, least: float = 0):
         self.wide, self.between, self.top = wide, between, top
         total = places.width * (wide + GAP)
-        self.width = max(680, round(total + 24))
+        self.width = round(max(least, total + 24))
         self.height = round(top + (places.rows - 1) * between + BOX + 14)
         self.left = (self.width - total) / 2
 

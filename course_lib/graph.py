@@ -13,28 +13,32 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from course_lib import autograd, units
 
-ROLES = ("parameter", "leaf", "constant", "input", "operation")
+# Operations that keep tensors and don't show them: in-place changes of a view, and many at once.
+HIDING = ("copy_slices", "foreach_")
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A tensor that an operation keeps for backward.
+    """A tensor that an operation keeps for backward, by torch's name for it, such as "result".
 
     `num_bytes` is its whole storage at the first operation that keeps it; 0 at later ones, and
     for a parameter, which is there anyway.
     """
 
     name: str
-    shape: tuple[int, ...]
     num_bytes: int
 
 
 @dataclass(frozen=True)
 class Node:
-    """`role` is one of ROLES. `shape` is that of the (first) result; `name` is given or empty."""
+    """`role` is "parameter", "leaf", "constant", "operation", or "input" of a module.
+
+    `shape` is that of the (first) result; `name` is given or empty.
+    """
 
     op: str
     role: str
@@ -62,6 +66,11 @@ class Graph:
         """Bytes kept for backward: each storage once, parameters left out."""
         return sum(node.saved_bytes for node in self.nodes)
 
+    @property
+    def hiding(self) -> list[str]:
+        """Operations that don't show what they keep, and are missing in `saved_bytes`."""
+        return sorted({node.op for node in self.nodes if node.op.startswith(HIDING)})
+
     def __repr__(self) -> str:
         kept = units.binary(self.saved_bytes)
         return f"Graph({len(self.nodes)} nodes, {len(self.edges)} edges, {kept} kept)"
@@ -72,7 +81,8 @@ def trace(tensor: Any, parameters: nn.Module | Mapping[str, Any] | None = None) 
 
     `parameters` is a model, or tensors by name. They, and every nn.Parameter that is a leaf, are
     left out of `saved_bytes`; frozen ones are known only if they are given. A tensor without a
-    graph is a single node. Raises TypeError for what is no tensor, ValueError for a cycle.
+    graph is a single node. Raises TypeError for what is no tensor, ValueError for a cycle and
+    for sparse tensors.
 
     >>> a = autograd.Tensor(3.0, requires_grad=True)
     >>> graph = trace(a * a, {"a": a})
@@ -90,23 +100,32 @@ def trace_module(module: nn.Module, run: Callable[[], object]) -> Graph:
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"trace_module needs a module, got {type(module).__name__}")
-    calls = []
-    hook = module.register_forward_hook(
-        lambda _, args, kwargs, out: calls.append((_tensors([args, kwargs]), _tensors([out]))),
-        with_kwargs=True,
-    )
+    began, graphs = [], []
+
+    def before(_, args, kwargs):  # in-place changes will give these tensors other functions
+        began.append([x.grad_fn for x in _tensors([args, kwargs]) if x.grad_fn is not None])
+
+    def after(_, args, out):
+        roots = [_root(tensor) for tensor in _tensors(out) if tensor.requires_grad]
+        graphs.append(_graph(roots, _named(module), began[-1]))
+
+    hooks = [
+        module.register_forward_pre_hook(before, with_kwargs=True),
+        module.register_forward_hook(after),
+    ]
     try:
         run()
     finally:
-        hook.remove()
-    if len(calls) != 1:
-        raise ValueError(f"run() called the module {len(calls)} times; once is needed")
-    inputs, outputs = calls[0]
-    roots = [_root(tensor) for tensor in outputs if tensor.requires_grad]
-    if not roots:
-        raise ValueError("the module's outputs need no gradient: nothing was recorded")
-    stops = [tensor.grad_fn for tensor in inputs if tensor.grad_fn is not None]
-    return _graph(roots, _named(module), stops)
+        for hook in hooks:
+            hook.remove()
+    if len(graphs) != 1:
+        raise ValueError(
+            f"run() called the module {len(graphs)} times; once is needed (backward calls a "
+            "checkpointed module again: leave it out)"
+        )
+    if not graphs[0].nodes:
+        raise ValueError("nothing was recorded: no output tensor was found that needs a gradient")
+    return graphs[0]
 
 
 def _root(tensor: Any) -> Any:
@@ -173,7 +192,7 @@ def _node(found: Any, names: dict[int, str], counted: set, stop: bool) -> Node:
     saved = []
     for name, array in kept:
         storage, num_bytes = _storage(array)
-        saved.append(Saved(name, tuple(array.shape), 0 if storage in counted else num_bytes))
+        saved.append(Saved(name, 0 if storage in counted else num_bytes))
         counted.add(storage)
     return Node(op, "operation", shape, names.get(id(found), ""), tuple(saved))
 
@@ -182,15 +201,17 @@ def _leaf(found: Any) -> Any:
     """The tensor of a leaf or a constant; None for an operation."""
     if isinstance(found, autograd.Tensor):
         return None if found.parents else found
-    return found if isinstance(found, torch.Tensor) else getattr(found, "variable", None)
+    if isinstance(found, torch.Tensor):
+        return found
+    return found.variable if type(found).__name__ == "AccumulateGrad" else None
 
 
 def _operation(found: Any) -> tuple[str, tuple[int, ...]]:
     """Its name, as torch.log_softmax is called and not LogSoftmaxBackward0, and its shape."""
     if isinstance(found, autograd.Tensor):
         return found.op, found.shape
-    plain = re.sub(r"(?:Backward\d*|Impl)$", "", found.name().split("::")[-1])
-    op = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", plain).lower()
+    plain = re.sub(r"Backward\d*$", "", type(found).__name__)
+    op = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=\dD)(?=[A-Z])", "_", plain).lower()
     results = found._input_metadata  # what arrives in backward is shaped like the results
     return op, tuple(results[0].shape) if results else ()
 
@@ -200,6 +221,8 @@ def _storage(array: Any) -> tuple[tuple, int]:
     if isinstance(array, autograd.Tensor):
         array = array.data
     if isinstance(array, torch.Tensor):
+        if array.layout is not torch.strided:
+            raise ValueError(f"only strided tensors can be counted, got {array.layout}")
         storage = array.untyped_storage()
         return ("torch", storage._cdata), storage.nbytes()
     while isinstance(array.base, np.ndarray):
@@ -214,28 +237,31 @@ def _kept_by_ours(tensor: autograd.Tensor) -> Iterator[tuple[str, np.ndarray]]:
     functions = [tensor.gradients]
     while functions:
         for cell in functions.pop().__closure__ or ():
-            value = cell.cell_contents
-            if isinstance(value, (np.ndarray, autograd.Tensor)):
-                yield "kept", value.data if isinstance(value, autograd.Tensor) else value
-            elif callable(value) and hasattr(value, "__closure__"):
-                functions.append(value)
+            for value in tree_leaves(cell.cell_contents):
+                if isinstance(value, (np.ndarray, autograd.Tensor)):
+                    yield "kept", value.data if isinstance(value, autograd.Tensor) else value
+                elif callable(value) and hasattr(value, "__closure__"):
+                    functions.append(value)
 
 
 def _kept_by_torch(function: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """What a backward function saved. It is read raw: to unpack it would compute a checkpointed
     block again."""
     for attribute in dir(function):
-        if attribute.startswith("_raw_saved_"):
+        if not attribute.startswith("_raw_saved_"):
+            continue
+        try:
             raw = getattr(function, attribute)
-            for saved in raw if isinstance(raw, (tuple, list)) else [raw]:
-                for tensor in _behind(saved):
-                    yield attribute.removeprefix("_raw_saved_"), tensor
+        except RuntimeError:  # a custom function whose backward has run: freed
+            continue
+        for saved in raw if isinstance(raw, (tuple, list)) else [raw]:
+            for tensor in _behind(saved):
+                yield attribute.removeprefix("_raw_saved_"), tensor
 
 
 def _behind(saved: Any) -> Iterator[torch.Tensor]:
-    """The tensors that one saved entry holds on to."""
-    if isinstance(saved.data, torch.Tensor) and not _is_python_number(saved.data):
-        yield saved.data
+    """The tensors that one saved entry holds on to, or what a hook packed in their place."""
+    yield from (tensor for tensor in _tensors(saved.data) if not _is_python_number(tensor))
     for cell in getattr(saved.unpack_hook, "__closure__", None) or ():
         for held in getattr(cell.cell_contents, "saved_args", ()):  # a checkpoint's own inputs
             if isinstance(getattr(held, "data", None), torch.Tensor):
@@ -258,4 +284,4 @@ def _is_python_number(tensor: torch.Tensor) -> bool:
 
 
 def _tensors(values) -> list[torch.Tensor]:
-    return [v for v in torch.utils._pytree.tree_leaves(values) if isinstance(v, torch.Tensor)]
+    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]

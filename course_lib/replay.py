@@ -5,6 +5,7 @@ the local derivative of each edge into it, and hands the products to its parents
 add up. Then every leaf that needs a gradient moves against it.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
@@ -64,6 +65,7 @@ class Replay:
 def replay(output: Tensor, names: Mapping[str, Tensor], rate: float = 0.1) -> Replay:
     """Both passes to a scalar `output`, and the update of its leaves by `rate`.
 
+    Values are read as they are now, so build the expression anew after a weight has changed.
     `names` labels some of the tensors; other results are called v1, v2, …, a constant number by
     its value, other leaves and constants c1, c2, …. Raises TypeError for what isn't our Tensor,
     ValueError for an output without a graph or with more than one number, a name for what isn't
@@ -75,10 +77,12 @@ def replay(output: Tensor, names: Mapping[str, Tensor], rate: float = 0.1) -> Re
         raise ValueError("nothing it was made from has requires_grad=True: there is no graph")
     if output.data.size != 1:
         raise ValueError(f"replay needs a scalar, got shape {output.shape}: end with .sum()")
-    if not rate > 0:
+    if isinstance(rate, bool) or not isinstance(rate, (int, float)):
+        raise TypeError(f"the rate must be a number, got {type(rate).__name__}")
+    if not 0 < rate < math.inf:
         raise ValueError(f"the rate must be positive, got {rate!r}")
     graph = trace(output, names)
-    tensors = last_to_first([output], lambda tensor: tensor.parents)[::-1]
+    tensors = last_to_first([output], lambda tensor: tensor.parents)[::-1]  # as trace has them
     index = {tensor: i for i, tensor in enumerate(tensors)}
     for name, tensor in names.items():
         if tensor not in index:
@@ -112,7 +116,7 @@ def _backward(graph: Graph, tensors: list[Tensor], index: dict[Tensor, int]) -> 
 def _local(tensor: Tensor, k: int) -> np.ndarray | None:
     """The local derivative by the k-th parent, a row at a time: backward from one result."""
     parent = tensor.parents[k]
-    if tensor.data.size * parent.data.size > MOST_ENTRIES:
+    if not 0 < tensor.data.size * parent.data.size <= MOST_ENTRIES:
         return None
     rows = np.eye(tensor.data.size).reshape(-1, *tensor.shape)
     return np.stack([unbroadcast(tensor.gradients(row)[k], parent.shape).ravel() for row in rows])
@@ -130,8 +134,19 @@ def _labels(tensors: list[Tensor], names: Mapping[str, Tensor]) -> tuple[str, ..
         elif tensor.data.ndim or tensor.requires_grad:
             labels.append(next(constants))
         else:
-            labels.append(f"{tensor.data:g}".replace("-", "−"))
+            labels.append(plain(tensor.data))
     return tuple(labels)
+
+
+def plain(number: float, decimals: int = 4) -> str:
+    """A number with few decimals; a small one with as many digits as it needs to be told from 0.
+
+    >>> plain(-0.46295), plain(2.0), plain(1e-8)
+    ('−0.463', '2', '1e−08')
+    """
+    small = 0 < abs(number) < 10.0 ** (1 - decimals)
+    written = f"{number:.2g}" if small else f"{round(float(number), decimals) + 0.0:g}"
+    return written.replace("-", "−")
 
 
 def _free(letter: str, names: Mapping[str, Tensor]) -> Iterator[str]:

@@ -90,6 +90,31 @@ def test_a_chain_is_drawn_straight():
     assert {x for x, _ in layout(chain).nodes} == {0.0}
 
 
+def crossings(places):
+    """Pairs of edge pieces between the same two rows that cross."""
+    pieces = {piece for route in places.edges for piece in zip(route, route[1:], strict=False)}
+    return sum(
+        (a[0] - c[0]) * (b[0] - d[0]) < -1e-9
+        for (a, b), (c, d) in combinations(sorted(pieces), 2)
+        if a[1] == c[1]
+    )
+
+
+def test_nodes_are_sorted_so_that_fewer_edges_cross(monkeypatch):
+    graphs = [*GRAPHS.values(), *(random_graph(seed) for seed in range(5, 15))]
+    sorted_by_neighbours = sum(crossings(layout(graph)) for graph in graphs)
+    monkeypatch.setattr("course_lib.views.layout.SWEEPS", 0)
+    assert sorted_by_neighbours < 0.6 * sum(crossings(layout(graph)) for graph in graphs)
+
+
+def test_edges_from_one_node_share_their_way():
+    """Else a weight used at every step of a loop would make a picture as wide as it is long."""
+    w, h = torch.ones(3, requires_grad=True), torch.zeros(3)
+    for _ in range(30):
+        h = torch.tanh(h * w)
+    assert layout(trace(h)).width < 8
+
+
 # --- the picture ---
 
 
@@ -159,6 +184,31 @@ def test_one_node_makes_a_picture_and_a_sentence():
     assert picture.sentence == "1 node (1 constant) and 0 edges; 0 B kept for backward."
 
 
+def test_a_long_name_keeps_both_its_ends():
+    linear = torch.nn.Linear(2, 2)
+    outer = torch.nn.ModuleDict({"a_rather_long_name": torch.nn.ModuleDict({"inside": linear})})
+    written = texts(view.graph_picture(trace(linear(torch.ones(1, 2)), outer), "names").svg)
+    long = [line for line in written if "…" in line]
+    assert len(set(long)) == 2 and all(line.startswith("a_rather") for line in long)
+    assert {line.split(".")[-1] for line in long} == {"weight", "bias"}
+
+
+def test_an_input_says_where_it_came_from_and_hiding_is_said():
+    nodes = (Node("exp", "input", (2,)), Node("copy_slices", "operation", (2,)))
+    picture = view.graph_picture(Graph(nodes, ((0, 1),)), "")
+    assert "from exp" in texts(picture.svg)
+    assert "not counted: what copy_slices may keep" in picture.sentence
+
+
+def test_what_keeps_has_a_swatch_and_what_is_given_is_round():
+    graph = GRAPHS["MLP"]
+    svg = view.graph_picture(graph, "").svg
+    drawn = [e for e in elements(svg, "rect") if e.get("data-name") == "activations"]
+    assert len(drawn) == sum(node.saved_bytes > 0 for node in graph.nodes)
+    corners = {e.get("data-role"): e.get("rx") for e in elements(svg, "rect") if e.get("data-role")}
+    assert corners["operation"] != corners["parameter"]
+
+
 def test_only_a_graph_can_be_drawn():
     with pytest.raises(TypeError, match="got Linear"):
         view.show_graph(torch.nn.Linear(2, 2), "")
@@ -187,7 +237,13 @@ def on_arrays():
     return (x @ w).tanh()[0].sum() / 2.0 - Tensor([[1.0]]).sum(), {"w": w, "x": x}
 
 
-STEPPED = {"seed": seeds_figure, "reused": reused, "arrays": on_arrays}
+def on_vectors():
+    a = Tensor([1 / 3, 2 / 3, -1 / 3], requires_grad=True)
+    v = a * a + np.array([3.0, 6.0, 9.0])
+    return (v / np.array([3.0, 3.0, 3.0]) + v / np.array([1.5, 1.5, 1.5])).sum(), {"a": a}
+
+
+STEPPED = {"seed": seeds_figure, "reused": reused, "arrays": on_arrays, "vectors": on_vectors}
 
 
 @pytest.fixture(scope="module", params=STEPPED.values(), ids=STEPPED)
@@ -236,6 +292,13 @@ def test_every_step_draws_the_values_and_gradients_known_so_far(run):
         assert sum(line.startswith("× ") for line in written) == len(handed)
         for h in handed:
             assert stepper._on_edge(h.local) in written
+        arrows = [float(re.search(r"l-4 (-?8)", e.get("d"))[1]) for e in elements(svg, "path")
+                  if re.search(r"l-4 -?8h8Z", e.get("d"))]  # fmt: skip
+        assert sum(up > 0 for up in arrows) == len(handed)
+        waiting = [e for e in elements(svg, "rect") if e.get("stroke-dasharray")]
+        assert len(waiting) == made - len(computed)
+        swatches = [e for e in elements(svg, "rect") if e.get("data-name") == "gradients"]
+        assert len(swatches) == len(gradients)
         marked = [e for e in elements(svg, "rect") if e.get("stroke-width") == "3"]
         leaves = sum(node.role in ("leaf", "parameter") for node in run.graph.nodes)
         assert len(marked) == (0 if done == 0 else leaves if stop == "update" else 1)
@@ -290,6 +353,37 @@ def test_the_sentence_says_when_gradients_add_up():
 )
 def test_a_local_derivative_is_said_as_shortly_as_it_can_be(local, said):
     assert stepper._times(local) == said
+
+
+@pytest.mark.parametrize(
+    ("build", "sentence"),
+    [
+        (lambda w: w * 1e-8, "Forward: v1 = w × 1e−08 = 3 × 1e−08 = 3e−08."),
+        (lambda w: w * (1 / 3), "Forward: v1 = w × 0.3333 = 3 × 0.3333 = 1."),
+        (lambda w: -w, "Forward: v1 = −(w) = −(3) = −3."),
+        (lambda w: w ** 2, "Forward: v1 = w ** 2 = 3 ** 2 = 9."),
+        (lambda w: w.log(), "Forward: v1 = log(w) = log(3) = 1.0986."),
+    ],
+)  # fmt: skip
+def test_numbers_are_said_so_that_the_arithmetic_holds(build, sentence):
+    w = Tensor(3.0, requires_grad=True)
+    view = stepper.step_view(replay(build(w), {"w": w}))
+    assert view(view.stops[1]).sentence == sentence
+    assert view("start").sentence == "Given: w = 3. Nothing is computed yet."
+
+
+def test_a_small_arrays_shape_can_be_read():
+    assert stepper._number(np.array([[1.0], [2.0]])) == "[[1], [2]]"
+    assert stepper._number(np.array([1.0, 2.0])) == "[1, 2]"
+    assert stepper._number(np.ones((2, 2))) == "an array (2, 2)"
+
+
+def test_a_step_to_infinity_is_shown(recwarn):
+    with np.errstate(all="ignore"):
+        x = Tensor(0.0, requires_grad=True)
+        view = stepper.step_view(replay(x.log(), {"x": x}))
+    assert "times the local derivative inf it hands inf to x" in view("backward, v1").sentence
+    assert not recwarn.list
 
 
 def test_the_walk_shows_every_stop_and_refuses_others(monkeypatch):

@@ -9,6 +9,7 @@ from course_lib.check import NOT_ATTEMPTED, PASSED, WRONG, Exercise, Prediction,
 from course_lib.graph import trace
 from course_lib.lessons import graph, start
 from course_lib.lessons import training as lesson
+from course_lib.memory_trace import measure
 from course_lib.training import train_step
 
 VALUES = [value for module in (start, lesson, graph) for value in vars(module).values()]
@@ -210,7 +211,17 @@ def test_the_two_budgets_say_what_is_missing(plan, status, message):
     assert result.status == status and message in result.message
 
 
-def test_one_segment_of_all_saves_nothing():
+def test_one_segment_of_all_saves_nothing_and_the_worst_moment_is_where_it_is_said():
+    plain = measure(
+        lambda: nn.Sequential(*(models.mlp(16, 64, 16) for _ in range(graph.BLOCKS))),
+        lambda: torch.zeros(1024, 16),
+        lambda model, x: model(x).square().mean(),
+        lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    )
     whole, _ = graph.checkpointed([graph.BLOCKS])
-    each, _ = graph.checkpointed([1] * graph.BLOCKS)
-    assert each < whole / 2
+    assert whole == plain.peak_bytes
+    peaks = {}
+    for plan in ([1] * 16, [2] * 8, [4] * 4, [1] * 4 + [2] * 6, [2] * 6 + [1] * 4, [8, 8]):
+        units_alive = max(i + 5 * length for i, length in enumerate(plan))
+        peaks[units_alive] = graph.checkpointed(plan)[0]
+    assert list(dict(sorted(peaks.items())).values()) == sorted(peaks.values())

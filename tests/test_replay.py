@@ -78,6 +78,8 @@ def test_labels_are_given_or_free():
     x, w = Tensor(2.0), Tensor([1.0, 1.0], requires_grad=True)
     run = replay((w * x * 3.0 + Tensor([0.5, 0.5])).sum(), {"v1": x})
     assert sorted(run.labels) == ["3", "c1", "c2", "v1", "v2", "v3", "v4", "v5"]
+    constants = replay((w * x + Tensor([0.5, 0.5])).sum(), {"c1": x}).labels
+    assert sorted(constants) == ["c1", "c2", "c3", "v1", "v2", "v3"]
 
 
 def test_nothing_of_the_reader_s_is_changed():
@@ -96,6 +98,12 @@ def test_a_large_table_is_not_written_out():
     assert local["@"] is None and local["sum"].shape == (1, 25)
 
 
+def test_an_empty_array_has_no_table():
+    w = Tensor(np.zeros((0, 3)), requires_grad=True)
+    run = replay((w * 2.0).sum(), {"w": w})
+    assert all(handed.local is None for step in run.steps for handed in step.handed)
+
+
 W = Tensor(1.0, requires_grad=True)
 
 
@@ -110,6 +118,8 @@ W = Tensor(1.0, requires_grad=True)
         ((W * 2.0, {"x": Tensor(3.0)}), ValueError, "x isn't part of the graph"),
         ((W * 2.0, {}, 0), ValueError, "must be positive"),
         ((W * 2.0, {}, float("nan")), ValueError, "must be positive"),
+        ((W * 2.0, {}, float("inf")), ValueError, "must be positive"),
+        ((W * 2.0, {}, Tensor(0.1)), TypeError, "must be a number"),
     ],
 )
 def test_what_cannot_be_replayed_is_refused(arguments, error, message):

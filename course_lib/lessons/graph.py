@@ -111,7 +111,7 @@ quiz = (
             ),
             Option(
                 "yes, but nothing is kept for backward",
-                "The layers keep as much as in training, dropout's mask apart.",
+                "The layers keep what their backward needs, in training or not.",
             ),
         ),
     ),

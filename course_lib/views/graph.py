@@ -44,6 +44,8 @@ def graph_sentence(graph: Graph) -> str:
     most = max(graph.nodes, key=lambda node: node.saved_bytes)
     if most.saved_bytes:
         said += f", the most by {most.op}: {units.binary(most.saved_bytes)}"
+    if graph.hiding:
+        said += f" (not counted: what {' and '.join(graph.hiding)} may keep and don't show)"
     return said + "."
 
 
@@ -53,7 +55,8 @@ def _plural(n: int, what: str) -> str:
 
 def _lines(node: Node) -> list[str]:
     name = f"from {node.op}" if node.role == "input" else node.name or node.op or node.role
-    name = name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
+    if len(name) > LONGEST:  # the ends tell a weight from a bias
+        name = f"{name[: LONGEST // 2 - 1]}…{name[-LONGEST // 2 :]}"
     shape = f"({', '.join(map(str, node.shape))})" if node.shape else "a number"
     return [name, shape, *([f"keeps {units.binary(node.saved_bytes)}"] if node.saved_bytes else [])]
 
@@ -88,7 +91,8 @@ class Canvas:
         between the same two nodes lie side by side."""
         uses, met, routes = Counter(edges), Counter(), []
         for edge, places in zip(edges, through, strict=True):
-            aside = 36 * (met[edge] - (uses[edge] - 1) / 2)
+            twins = uses[edge] - 1
+            aside = 0.6 * self.wide * (met[edge] / twins - 0.5) if twins else 0
             met[edge] += 1
             (x0, y0), *bends, (x1, y1) = [self.middle(place) for place in places]
             route = [(x0 + aside, y0 + BOX / 2)]

@@ -1,8 +1,8 @@
 """Places for the nodes and edges of a graph: rows from its inputs down, few crossings.
 
 After Sugiyama, Tagawa and Toda, https://doi.org/10.1109/TSMC.1981.4308636: rows by the longest
-path, a bend for every row that an edge crosses, an order by neighbours' means, then the places
-nearest to those means that leave each its width.
+path, a bend for every row that an edge crosses (edges from one node share them), an order by
+neighbours' means, then the places nearest to those means that leave each its width.
 """
 
 from collections import defaultdict
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from course_lib.graph import Graph
 
 BEND = 0.2  # the width of an edge on its way, in nodes
-SWEEPS = 6
+SWEEPS = 2
 
 
 Place = tuple[float, int]  # x in node widths, the leftmost at 0, and the row
@@ -32,10 +32,10 @@ def layout(graph: Graph) -> Layout:
     row = _rows(graph)
     routes, row_of = _with_bends(graph, row)
     above, below = defaultdict(list), defaultdict(list)
-    for route in routes:
-        for upper, lower in zip(route, route[1:], strict=False):
-            above[lower].append(upper)
-            below[upper].append(lower)
+    pieces = {piece for route in routes for piece in zip(route, route[1:], strict=False)}
+    for upper, lower in sorted(pieces):
+        above[lower].append(upper)
+        below[upper].append(lower)
     order = [[] for _ in range(max(row_of) + 1)]
     for point, at in enumerate(row_of):
         order[at].append(point)
@@ -60,11 +60,13 @@ def _rows(graph: Graph) -> list[int]:
 
 def _with_bends(graph: Graph, row: list[int]) -> tuple[list[list[int]], list[int]]:
     """Each edge as a route through points, one a row, and the row of every point."""
-    row_of, routes = list(row), []
+    row_of, routes, trunks = list(row), [], defaultdict(list)
     for parent, child in graph.edges:
-        bends = range(row[parent] + 1, row[child])
-        routes.append([parent, *range(len(row_of), len(row_of) + len(bends)), child])
-        row_of += bends
+        trunk, crossed = trunks[parent], row[child] - row[parent] - 1
+        while len(trunk) < crossed:
+            trunk.append(len(row_of))
+            row_of.append(row[parent] + len(trunk))
+        routes.append([parent, *trunk[:crossed], child])
     return routes, row_of
 
 

@@ -5,12 +5,13 @@ from collections.abc import Callable
 import numpy as np
 
 from course_lib.autograd import Tensor
-from course_lib.replay import Replay, Step, replay
+from course_lib.replay import Replay, Step, plain, replay
 from course_lib.views import controls, style
 from course_lib.views.graph import LONGEST, Canvas, width_of
 from course_lib.views.layout import Layout, layout
 
 FEW = 3  # numbers that are written out; of a larger array the shape is
+LEAVES = ("parameter", "leaf")
 SIGNS = {"+": "+", "-": "−", "*": "×", "/": "/", "@": "@"}
 
 
@@ -32,7 +33,7 @@ def step_view(run: Replay) -> Callable[[str], style.Picture]:
     """The stepper's view, with its `stops`: "start", then one for each step."""
     places = layout(run.graph)
     stops = ("start", *(_stop(run, step) for step in run.steps))
-    most = width_of([_lines(run, i, len(run.steps)) for i in range(len(run.values))])
+    most = width_of([_widest(run, i) for i in range(len(run.values))])
 
     def view(step: str) -> style.Picture:
         if step not in stops:
@@ -118,10 +119,11 @@ def _update_sentence(run: Replay) -> str:
 def _number(value: np.ndarray, decimals: int = 4, array: str = "an array ") -> str:
     """A scalar or a few numbers; else `array` and its shape."""
     value = np.asarray(value, dtype=float)
-    if value.size > FEW:
+    if value.size > FEW or value.size == 0:
         return f"{array}({', '.join(map(str, value.shape))})"
-    written = [f"{round(x, decimals) + 0.0:g}".replace("-", "−") for x in value.ravel().tolist()]
-    return written[0] if value.ndim == 0 else f"[{', '.join(written)}]"
+    if value.ndim == 0:
+        return plain(value, decimals)
+    return f"[{', '.join(_number(part, decimals) for part in value)}]"
 
 
 def _local(local: np.ndarray | None, decimals: int = 4) -> str:
@@ -129,7 +131,7 @@ def _local(local: np.ndarray | None, decimals: int = 4) -> str:
     if local is None or len(local) != local.shape[1] or len(local) > FEW:
         return ""
     diagonal = np.diag(local)
-    if (local - np.diag(diagonal)).any():
+    if not np.array_equal(local, np.diag(diagonal), equal_nan=True):
         return ""
     return _number(diagonal[0] if len(local) == 1 else diagonal, decimals)
 
@@ -143,7 +145,7 @@ def _times(local: np.ndarray | None) -> str:
 
 def _on_edge(local: np.ndarray | None) -> str:
     if _local(local):
-        return f"× {_local(local, 3)}"
+        return f"× {_local(local, 3)}" if len(local) == 1 else f"× {len(local)} slopes"
     return "× a table" if local is None else f"× {len(local)} × {local.shape[1]} table"
 
 
@@ -152,7 +154,7 @@ def _parents(run: Replay, node: int) -> list[int]:
 
 
 def _leaves(run: Replay) -> list[int]:
-    return [i for i, n in enumerate(run.graph.nodes) if n.role in ("parameter", "leaf")]
+    return [i for i, node in enumerate(run.graph.nodes) if node.role in LEAVES]
 
 
 # --- as a picture ---
@@ -179,7 +181,7 @@ def _draw(run: Replay, done: int, canvas: Canvas, places: Layout) -> str:
         parts.append(
             canvas.node(
                 places.nodes[i],
-                _lines(run, i, done),
+                _lines(run, i, gradients.get(i), i in known, last.phase == "update"),
                 node.role,
                 marked=i in current,
                 waits=waits,
@@ -189,18 +191,23 @@ def _draw(run: Replay, done: int, canvas: Canvas, places: Layout) -> str:
     return style.svg(canvas.width, canvas.height, *parts, *labels)
 
 
-def _lines(run: Replay, node: int, done: int) -> list[str]:
+def _lines(run: Replay, node: int, gradient, known: bool, updated: bool) -> list[str]:
     """What a node's box says: how it is made, its value, its gradient."""
-    role, label = run.graph.nodes[node].role, run.labels[node]
-    gradient = run.gradients(done).get(node)
-    value = _boxed(run.values[node])
-    if role == "operation":
-        forward = {step.node for step in run.steps[:done] if step.phase == "forward"}
-        value = value if node in forward else "?"
-    elif done == len(run.steps) and node in _leaves(run):
+    role, value = run.graph.nodes[node].role, _boxed(run.values[node])
+    if role == "operation" and not known:
+        value = "?"
+    elif updated and role in LEAVES:
         value += f" → {_boxed(run.values[node] - run.rate * gradient)}"
     grad = [] if gradient is None else [f"grad {_boxed(gradient)}"]
-    return [_head(run, node), *([value] if value != label else []), *grad]
+    return [_head(run, node), *([value] if value != run.labels[node] else []), *grad]
+
+
+def _widest(run: Replay, node: int) -> list[str]:
+    """Lines as wide as any that its box will hold: at the end, and with long numbers."""
+    gradient = run.gradients(len(run.steps)).get(node)
+    size = run.values[node].size
+    numbers = "−0.123, " * size if 1 < size <= FEW else ""
+    return [*_lines(run, node, gradient, True, True), f"grad {numbers}"]
 
 
 def _boxed(value: np.ndarray) -> str:

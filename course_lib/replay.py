@@ -141,7 +141,7 @@ def _labels(tensors: list[Tensor], names: Mapping[str, Tensor]) -> tuple[str, ..
 def plain(number: float, decimals: int = 4) -> str:
     """A number with few decimals; a small one with as many digits as it needs to be told from 0.
 
-    >>> plain(-0.46295), plain(2.0), plain(1e-8)
+    >>> plain(-0.46304), plain(2.0), plain(1e-8)
     ('−0.463', '2', '1e−08')
     """
     small = 0 < abs(number) < 10.0 ** (1 - decimals)

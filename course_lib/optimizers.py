@@ -1,0 +1,140 @@
+"""SGD, Adam and AdamW, written out with the papers' letters as torch optimizers.
+
+θ parameter, g gradient, γ learning rate (`lr`), λ weight decay, μ momentum, k update number.
+They are `torch.optim.Optimizer`s, so that parameter groups, `state_dict` and `zero_grad` come
+with them. A parameter without a gradient is left alone.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
+
+
+class SGD(Optimizer):
+    """b ← μ b + g, then θ ← θ − γ b; with Nesterov θ ← θ − γ (g + μ b). The first b is g.
+
+    Weight decay is L2: g ← g + λ θ. Source: https://proceedings.mlr.press/v28/sutskever13.html
+    """
+
+    def __init__(self, params, lr=1e-3, momentum=0.0, nesterov=False, weight_decay=0.0):
+        _check_not_negative(lr=lr, momentum=momentum, weight_decay=weight_decay)
+        if nesterov and not momentum:
+            raise ValueError("Nesterov's momentum needs a momentum above 0")
+        super().__init__(
+            params,
+            dict(lr=lr, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay),
+        )
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        loss = _loss_of(closure)
+        for theta, group in _with_gradient(self):
+            lr, mu = group["lr"], group["momentum"]
+            g = theta.grad + group["weight_decay"] * theta
+            if mu:
+                state = self.state[theta]
+                if "b" in state:
+                    state["b"].mul_(mu).add_(g)
+                else:
+                    state["b"] = g.clone()
+                b = state["b"]
+                g = g + mu * b if group["nesterov"] else b
+            theta -= lr * g
+        return loss
+
+
+class Adam(Optimizer):
+    """m ← β₁ m + (1 − β₁) g and v ← β₂ v + (1 − β₂) g², then θ ← θ − γ m̂ / (√v̂ + ε).
+
+    m̂ = m / (1 − β₁ᵏ) and v̂ = v / (1 − β₂ᵏ) undo the start at 0. Weight decay is L2:
+    g ← g + λ θ. With `amsgrad`, v̂ is made from the largest v so far, as in torch.
+    Sources: https://arxiv.org/abs/1412.6980, https://arxiv.org/abs/1904.09237
+    """
+
+    decoupled = False
+
+    def __init__(
+        self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, amsgrad=False
+    ):
+        _check_not_negative(lr=lr, eps=eps, weight_decay=weight_decay)
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas must be two numbers from 0 to below 1, got {betas!r}")
+        super().__init__(
+            params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad)
+        )
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        loss = _loss_of(closure)
+        for theta, group in _with_gradient(self):
+            lr, (beta1, beta2), decay = group["lr"], group["betas"], group["weight_decay"]
+            state, g = self.state[theta], theta.grad
+            if not state:
+                state["k"] = torch.zeros(())
+                state |= {name: torch.zeros_like(theta) for name in ("m", "v")}
+                state |= {"largest_v": torch.zeros_like(theta)} if group["amsgrad"] else {}
+            m, v, k = state["m"], state["v"], state["k"].add_(1).item()
+            if self.decoupled:
+                theta *= 1 - lr * decay
+            else:
+                g = g + decay * theta
+            m.mul_(beta1).add_((1 - beta1) * g)
+            v.mul_(beta2).add_((1 - beta2) * g * g)
+            if group["amsgrad"]:
+                v = torch.maximum(state["largest_v"], v, out=state["largest_v"])
+            m_hat, v_hat = m / (1 - beta1**k), v / (1 - beta2**k)
+            theta -= lr * m_hat / (v_hat.sqrt() + group["eps"])
+        return loss
+
+
+class AdamW(Adam):
+    """Adam, its weight decay beside the gradient: θ ← (1 − γ λ) θ before the step.
+
+    Source: https://arxiv.org/abs/1711.05101, where γ is a schedule's factor alone.
+    """
+
+    decoupled = True
+
+    def __init__(
+        self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2, amsgrad=False
+    ):
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad)
+
+
+def state_bytes(optimizer: Optimizer) -> int:
+    """Bytes of all tensors in an optimizer's state, its step counters included. 0 before step 1.
+
+    >>> adam = Adam([torch.zeros(10, requires_grad=True)])
+    >>> state_bytes(adam)
+    0
+    """
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"state_bytes needs a torch Optimizer, got {type(optimizer).__name__}")
+    kept = tree_leaves([list(state.values()) for state in optimizer.state.values()])
+    storages = [t.untyped_storage() for t in kept if isinstance(t, Tensor)]
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+
+
+def _with_gradient(optimizer: Optimizer) -> Iterator[tuple[Tensor, dict]]:
+    for group in optimizer.param_groups:
+        for theta in group["params"]:
+            if theta.grad is not None:
+                if theta.grad.layout is not torch.strided:
+                    raise ValueError(f"only dense gradients, got {theta.grad.layout}")
+                yield theta, group
+
+
+def _loss_of(closure):
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
+def _check_not_negative(**values: float) -> None:
+    for name, value in values.items():
+        if not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+            raise ValueError(f"{name} must be a number of at least 0, got {value!r}")

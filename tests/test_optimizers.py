@@ -1,0 +1,302 @@
+"""Ours against torch.optim, against runs on known functions, and against theory."""
+
+import ast
+import copy
+import csv
+import inspect
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from course_lib import optimizers
+from course_lib.optimizers import SGD, Adam, AdamW, state_bytes
+
+FACTS = Path(__file__).parent / "facts"
+PAIRS = {
+    "SGD": (SGD, torch.optim.SGD, {}),
+    "SGD with decay": (SGD, torch.optim.SGD, dict(weight_decay=0.1)),
+    "momentum": (SGD, torch.optim.SGD, dict(momentum=0.9)),
+    "Nesterov": (SGD, torch.optim.SGD, dict(momentum=0.9, nesterov=True, weight_decay=0.1)),
+    "Adam": (Adam, torch.optim.Adam, {}),
+    "Adam, L2": (Adam, torch.optim.Adam, dict(weight_decay=0.1, betas=(0.8, 0.95))),
+    "AMSGrad": (Adam, torch.optim.Adam, dict(amsgrad=True, eps=1e-3)),
+    "AdamW": (AdamW, torch.optim.AdamW, {}),
+    "AdamW, AMSGrad": (AdamW, torch.optim.AdamW, dict(amsgrad=True, weight_decay=0.1)),
+}
+
+
+def pair(kinds, shapes, lr=0.01):
+    """The same parameters twice, in two groups of different rates, under ours and torch's."""
+    ours, theirs, options = kinds
+    generator = torch.Generator().manual_seed(0)
+    made = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes]
+    both = []
+    for kind in (ours, theirs):
+        parameters = [torch.nn.Parameter(tensor.clone()) for tensor in made]
+        groups = [{"params": parameters[::2]}, {"params": parameters[1::2], "lr": 3 * lr}]
+        both.append((parameters, kind([g for g in groups if g["params"]], lr=lr, **options)))
+    return both
+
+
+def play(pairs, steps, seed=1, missing=0.2):
+    """The same gradients to both, some of them missing."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        for i, tensor in enumerate(pairs[0][0]):
+            absent = torch.rand((), generator=generator) < missing
+            g = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+            for parameters, _ in pairs:
+                parameters[i].grad = None if absent else g.clone()
+        for _, optimizer in pairs:
+            optimizer.step()
+
+
+def apart(pairs):
+    (ours, _), (theirs, _) = pairs
+    return max((a - b).abs().max().item() for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("kinds", PAIRS.values(), ids=PAIRS)
+@given(
+    shapes=st.lists(st.sampled_from([(), (1,), (3,), (2, 5), (2, 3, 4)]), min_size=1, max_size=4)
+)
+def test_a_hundred_steps_are_torchs(kinds, shapes):
+    pairs = pair(kinds, shapes)
+    play(pairs, 100)
+    assert apart(pairs) < 1e-12
+
+
+@pytest.mark.parametrize("kinds", PAIRS.values(), ids=PAIRS)
+def test_a_run_goes_on_from_a_state_dict(kinds):
+    whole, halves = pair(kinds, [(3,), (2, 2)]), pair(kinds, [(3,), (2, 2)])
+    play(whole, 20)
+    play(whole, 20, seed=2)
+    play(halves, 20)
+    parameters, optimizer = halves[0]
+    saved = copy.deepcopy(optimizer.state_dict())
+    fresh = [torch.nn.Parameter(p.detach().clone()) for p in parameters]
+    resumed = kinds[0]([{"params": fresh[::2]}, {"params": fresh[1::2]}], lr=1.0, **kinds[2])
+    resumed.load_state_dict(saved)
+    halves[0] = fresh, resumed
+    play(halves, 20, seed=2)
+    assert all(torch.equal(a, b) for a, b in zip(fresh, whole[0][0], strict=True))
+
+
+@pytest.mark.parametrize("kinds", PAIRS.values(), ids=PAIRS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_state_has_as_many_bytes_as_torchs(kinds, dtype):
+    ours, theirs, options = kinds
+    sizes = []
+    for kind in (ours, theirs):
+        model = torch.nn.Sequential(torch.nn.Linear(20, 13), torch.nn.Linear(13, 4)).to(dtype)
+        optimizer = kind(model.parameters(), **options)
+        assert state_bytes(optimizer) == 0
+        model(torch.ones(1, 20, dtype=dtype)).sum().backward()
+        optimizer.step()
+        sizes.append(state_bytes(optimizer))
+    assert sizes[0] == sizes[1]
+    n, tensors, each = 329, 4, 4 if dtype is torch.float32 else 2
+    numbers = 1 if options.get("momentum") else 0
+    if ours is not SGD:
+        numbers = 3 if options.get("amsgrad") else 2
+    counters = 0 if ours is SGD else 4 * tensors
+    assert sizes[0] == each * numbers * n + counters
+
+
+@pytest.mark.parametrize("kinds", PAIRS.values(), ids=PAIRS)
+def test_a_parameter_without_a_gradient_is_left_alone(kinds):
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer = kinds[0]([parameter], **kinds[2])
+    parameter.grad = torch.ones(3)
+    optimizer.step()
+    after, kept = parameter.detach().clone(), state_bytes(optimizer)
+    optimizer.zero_grad()
+    optimizer.step()
+    assert torch.equal(parameter, after) and state_bytes(optimizer) == kept
+
+
+def test_a_closure_is_called_with_gradients_on():
+    w = torch.nn.Parameter(torch.tensor(1.0))
+    optimizer = SGD([w], lr=0.1)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = w**2
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure).item() == 1.0
+    assert abs(w.item() - 0.8) < 1e-6
+
+
+FUNCTIONS = {
+    "rosenbrock": lambda x, y: (1 - x) ** 2 + 100 * (y - x**2) ** 2,
+    "beale": lambda x, y: (
+        (1.5 - x + x * y) ** 2 + (2.25 - x + x * y**2) ** 2 + (2.625 - x + x * y**3) ** 2
+    ),
+    "booth": lambda x, y: (x + 2 * y - 7) ** 2 + (2 * x + y - 5) ** 2,
+    "matyas": lambda x, y: 0.26 * (x**2 + y**2) - 0.48 * x * y,
+    "himmelblau": lambda x, y: (x**2 + y - 11) ** 2 + (x + y**2 - 7) ** 2,
+    "quad_k100": lambda x, y: 0.5 * (x**2 + 100 * y**2),
+}
+KINDS = {
+    "SGD(1e-3)": lambda p: SGD(p, lr=1e-3),
+    "SGD(1e-3,m=.9)": lambda p: SGD(p, lr=1e-3, momentum=0.9),
+    "SGD(1e-3,m=.9,nesterov)": lambda p: SGD(p, lr=1e-3, momentum=0.9, nesterov=True),
+    "Adam(1e-2)": lambda p: Adam(p, lr=1e-2),
+    "Adam(1e-2,wd=.01 L2)": lambda p: Adam(p, lr=1e-2, weight_decay=0.01),
+    "AdamW(1e-2,wd=.01)": lambda p: AdamW(p, lr=1e-2, weight_decay=0.01),
+}
+
+
+def runs():
+    """The recorded points of each run: {(function, start, optimizer): {step: row}}."""
+    found = {}
+    with (FACTS / "optimizer_runs.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            key = row["function"], row["x0"], row["optimizer"]
+            found.setdefault(key, {})[int(row["step"])] = row
+    return found
+
+
+@pytest.mark.parametrize("key", runs(), ids=lambda key: f"{key[0]} {key[2]}")
+def test_a_run_on_a_known_function_passes_through_the_recorded_points(key):
+    function, start, kind = key
+    point = torch.tensor(ast.literal_eval(start), dtype=torch.float64, requires_grad=True)
+    optimizer, recorded = KINDS[kind]([point]), runs()[key]
+    for step in range(1, max(recorded) + 1):
+        optimizer.zero_grad()
+        FUNCTIONS[function](*point).backward()
+        optimizer.step()
+        if step in recorded:
+            for found, name in zip(point.tolist(), "xy", strict=True):
+                assert math.isclose(found, float(recorded[step][name]), rel_tol=1e-9, abs_tol=1e-12)
+
+
+# --- where Adam fails ---
+
+
+def gradient(t, row):
+    if row["period"] == "3":
+        return float(row["C"]) if t % 3 == 1 else -1.0
+    return 1010.0 if t % 101 == 1 else -10.0
+
+
+def published_recursion(row):
+    """As in the paper: no bias correction, no ε, x kept in [−1, 1], rate α/√t."""
+    alpha, beta1, beta2 = (float(row[name]) for name in ("alpha", "beta1", "beta2"))
+    x = m = v = largest = 0.0
+    for t in range(1, int(row["T"]) + 1):
+        g = gradient(t, row)
+        m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
+        largest = max(largest, v) if row["amsgrad"] == "True" else v
+        x = min(1.0, max(-1.0, x - alpha / math.sqrt(t) * m / math.sqrt(largest)))
+    return x
+
+
+with (FACTS / "amsgrad.csv").open(encoding="utf-8") as file:
+    AMSGRAD = list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("row", AMSGRAD, ids=lambda r: f"C {r['C']} {r['amsgrad']} {r['T']}")
+def test_the_counterexample_ends_as_recorded(row):
+    assert math.isclose(published_recursion(row), float(row["final_x"]), rel_tol=1e-9)
+
+
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_our_adam_reaches_the_same_ends(amsgrad):
+    row = next(r for r in AMSGRAD if r["C"] == "3" and r["amsgrad"] == str(amsgrad))
+    x = torch.nn.Parameter(torch.zeros((), dtype=torch.float64))
+    adam = Adam([x], betas=(0.0, 0.1), amsgrad=amsgrad)
+    for t in range(1, 1001):
+        x.grad = torch.tensor(gradient(t, row), dtype=torch.float64)
+        adam.param_groups[0]["lr"] = 0.5 / math.sqrt(t)
+        adam.step()
+        x.data.clamp_(-1, 1)
+    assert abs(x.item() - float(row["final_x"])) < 1e-6
+
+
+# --- on quadratics ---
+
+
+def distances(kind, curvatures, steps):
+    """|x| before the first and after each step on ½ Σ λ x², from (1, 1, …)."""
+    x = torch.nn.Parameter(torch.ones(len(curvatures), dtype=torch.float64))
+    optimizer, curvatures = kind([x]), torch.tensor(curvatures, dtype=torch.float64)
+    found = [x.norm().item()]
+    for _ in range(steps):
+        x.grad = curvatures * x.detach()
+        optimizer.step()
+        found.append(x.norm().item())
+    return found
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.5, 0.9])
+def test_the_largest_stable_step(mu):
+    for factor, grows in ((0.999, False), (1.001, True)):
+        lr = factor * 2 * (1 + mu) / 10
+        path = distances(lambda p, lr=lr: SGD(p, lr=lr, momentum=mu), [1.0, 10.0], 20_000)
+        assert (path[-1] > 1e3) == grows and (path[-1] < 1e-3) != grows
+
+
+@pytest.mark.parametrize("kappa", [10, 100, 1000])
+def test_momentums_best_rate_is_theorys(kappa):
+    """At the double root E_t ~ t rᵗ: the rate is taken from E_t / t between T/2 and T."""
+    root = math.sqrt(kappa)
+    alpha, beta = (2 / (1 + root)) ** 2, ((root - 1) / (root + 1)) ** 2
+    found = distances(lambda p: SGD(p, lr=alpha, momentum=beta), [1.0, float(kappa)], 300)
+    # the published recursion has its rate inside: b ← β b + g, x ← x − α b, and torch's is it
+    rate = ((found[300] / 300) / (found[150] / 150)) ** (1 / 150)
+    assert abs(rate / ((root - 1) / (root + 1)) - 1) < 1e-3
+
+
+@pytest.mark.parametrize("kappa", [10, 100])
+def test_plain_descents_best_rate_is_theorys(kappa):
+    found = distances(lambda p: SGD(p, lr=2 / (1 + kappa)), [1.0, float(kappa)], 200)
+    assert abs(found[200] / found[199] / ((kappa - 1) / (kappa + 1)) - 1) < 1e-9
+
+
+# --- form ---
+
+
+@pytest.mark.parametrize("kind", [SGD, Adam])
+def test_a_step_can_be_read_at_a_glance(kind):
+    assert len(inspect.getsource(kind.step).splitlines()) <= 25
+
+
+W = torch.nn.Parameter(torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SGD([W], lr=-0.1), "lr must be"),
+        (lambda: SGD([W], lr=float("nan")), "lr must be"),
+        (lambda: SGD([W], lr="0.1"), "lr must be"),
+        (lambda: SGD([W], momentum=-1), "momentum must be"),
+        (lambda: SGD([W], weight_decay=-1), "weight_decay must be"),
+        (lambda: SGD([W], nesterov=True), "needs a momentum"),
+        (lambda: Adam([W], betas=(0.9, 1.0)), "betas must be"),
+        (lambda: Adam([W], betas=(0.9,)), "betas must be"),
+        (lambda: AdamW([W], eps=-1e-8), "eps must be"),
+    ],
+)
+def test_what_makes_no_optimizer_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_sparse_gradients_are_refused():
+    embedding = torch.nn.Embedding(4, 2, sparse=True)
+    embedding(torch.tensor([1])).sum().backward()
+    with pytest.raises(ValueError, match="only dense gradients"):
+        optimizers.Adam(embedding.parameters()).step()
+
+
+def test_state_bytes_needs_an_optimizer():
+    with pytest.raises(TypeError, match="got Linear"):
+        state_bytes(torch.nn.Linear(1, 1))

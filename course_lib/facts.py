@@ -87,6 +87,20 @@ class ModelConfig:
             )
 
 
+@dataclass(frozen=True)
+class OptimizerState:
+    """What an optimizer keeps between steps, for float32 weights.
+
+    `bytes_per_weight` is None where it depends on the weights' shapes. `verified` as above.
+    """
+
+    name: str
+    keeps: str
+    bytes_per_weight: float | None
+    source: str
+    verified: str
+
+
 def _positive(name: str, value) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be a whole number, got {value!r}")
@@ -124,6 +138,12 @@ def models() -> tuple[ModelConfig, ...]:
     return tuple(_read("models.csv", ModelConfig))
 
 
+@cache
+def optimizer_states() -> tuple[OptimizerState, ...]:
+    """Every row of `data/optimizers.csv`."""
+    return tuple(_read("optimizers.csv", OptimizerState))
+
+
 def _named(records: tuple, name: str, kind: str):
     if not isinstance(name, str):
         raise TypeError(f"{kind} name must be text, got {type(name).__name__}")
@@ -147,6 +167,7 @@ def _typed(text: str, type_name: str):
     """A cell as its column's type; an empty cell of an optional column is None."""
     if "bool" in type_name:
         return {"true": True, "false": False}[text]
-    if "int" in type_name:
-        return int(text) if text else None
+    for kind in (int, float):
+        if kind.__name__ in type_name:
+            return kind(text) if text else None
     return text

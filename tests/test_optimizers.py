@@ -61,6 +61,7 @@ def apart(pairs):
 
 
 @pytest.mark.parametrize("kinds", PAIRS.values(), ids=PAIRS)
+@settings(max_examples=20)
 @given(
     shapes=st.lists(st.sampled_from([(), (1,), (3,), (2, 5), (2, 3, 4)]), min_size=1, max_size=4)
 )

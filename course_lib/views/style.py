@@ -33,6 +33,14 @@ HATCH = {  # white lines in a tile of 10 × 10
 }
 
 
+STROKE = {  # colour and dashes of a line that is one optimizer's
+    "SGD": ("#0072B2", ""),
+    "momentum": ("#D55E00", "7 3"),
+    "Nesterov": ("#009E73", "2 3"),
+    "Adam": ("#CC79A7", "9 3 2 3"),
+}
+
+
 @dataclass(frozen=True)
 class Picture:
     """An SVG, the name that stands where no picture can, and its text twin: one sentence."""

@@ -8,15 +8,17 @@ from course_lib import compute, models
 from course_lib.check import NOT_ATTEMPTED, PASSED, WRONG, Exercise, Prediction, Question
 from course_lib.graph import trace
 from course_lib.lessons import graph, start
+from course_lib.lessons import optimizers as rules
 from course_lib.lessons import training as lesson
 from course_lib.memory_trace import measure
+from course_lib.optimizers import state_bytes
 from course_lib.training import train_step
 
-VALUES = [value for module in (start, lesson, graph) for value in vars(module).values()]
+VALUES = [value for module in (start, lesson, graph, rules) for value in vars(module).values()]
 EXERCISES = [value for value in VALUES if isinstance(value, Exercise)]
 PREDICTIONS = [value for value in VALUES if isinstance(value, Prediction)]
 QUESTIONS = [value for value in VALUES if isinstance(value, Question)]
-QUESTIONS += [*lesson.quiz, *graph.quiz]
+QUESTIONS += [*lesson.quiz, *graph.quiz, *rules.quiz]
 
 
 @pytest.mark.parametrize("exercise", EXERCISES)
@@ -225,3 +227,91 @@ def test_one_segment_of_all_saves_nothing_and_the_worst_moment_is_where_it_is_sa
         units_alive = max(i + 5 * length for i, length in enumerate(plan))
         peaks[units_alive] = graph.checkpointed(plan)[0]
     assert list(dict(sorted(peaks.items())).values()) == sorted(peaks.values())
+
+
+# --- chapter 03 ---
+
+
+def moves(kind, gradients, **options):
+    """A weight that begins at 1, after each gradient; None is no gradient."""
+    w, path = nn.Parameter(torch.ones((), dtype=torch.float64)), []
+    optimizer = kind([w], **options)
+    for g in gradients:
+        w.grad = None if g is None else torch.full_like(w, g)
+        optimizer.step()
+        path.append(w.item())
+    return path
+
+
+def test_what_chapter_03_predicts_is_what_torch_does():
+    travelled = 1 - moves(torch.optim.SGD, [1.0] * 100, lr=0.1, momentum=0.9)[-1]
+    assert abs(travelled - rules.travel.expected) < rules.travel.tolerance
+    (end,) = moves(torch.optim.Adam, [0.0], lr=1e-3, weight_decay=0.01)
+    assert abs((1 - end) / 1e-3 - rules.decay_alone.expected) < rules.decay_alone.tolerance
+    assert right(rules.before_step_one) == "nothing"
+
+
+def test_what_chapter_03_s_quiz_calls_right_is_what_torch_does():
+    path = moves(torch.optim.AdamW, [1.0, 0.0, 0.0, None, None], lr=0.1)
+    assert path[0] > path[1] > path[2] == path[3] == path[4]
+    (first,) = moves(torch.optim.Adam, [0.3], lr=0.1)
+    assert abs(1 - first - 0.1) < 1e-6
+    spike = moves(torch.optim.Adam, [0.0] * 20_000 + [1.0], lr=1.0)
+    assert f"{spike[-2] - spike[-1]:.2f}" == "3.16"
+    assert [right(question) for question in rules.quiz] == [
+        "no: it goes on moving",
+        "lr in every weight, up or down",
+        "about 3.16 times lr",
+    ]
+
+
+@pytest.mark.parametrize("case", rules.adamw_step.cases)
+def test_the_step_of_adamw_is_torchs(case):
+    w, g, m, v, k = case
+    weight = nn.Parameter(torch.tensor(w, dtype=torch.float64))
+    adamw = torch.optim.AdamW([weight], lr=rules.LR, weight_decay=rules.DECAY)
+    weight.grad = torch.tensor(0.0, dtype=torch.float64)
+    adamw.step()
+    state = adamw.state[weight]
+    state["step"].fill_(k - 1)
+    state["exp_avg"].fill_(m)
+    state["exp_avg_sq"].fill_(v)
+    weight.data.fill_(w)
+    weight.grad.fill_(g)
+    adamw.step()
+    assert abs(rules.adamw_step.answer(*case) - weight.item()) < 1e-12
+
+
+@pytest.mark.parametrize("case", rules.kept.cases)
+def test_the_size_of_the_state_is_torchs(case):
+    shapes, name, each = case
+    kind, options = {
+        "SGD": (torch.optim.SGD, {}),
+        "momentum": (torch.optim.SGD, {"momentum": 0.9}),
+        "Adam": (torch.optim.Adam, {}),
+        "AMSGrad": (torch.optim.Adam, {"amsgrad": True}),
+    }[name]
+    dtype = {4: torch.float32, 2: torch.bfloat16}[each]
+    weights = [nn.Parameter(torch.ones(shape, dtype=dtype)) for shape in shapes]
+    optimizer = kind(weights, **options)
+    sum(w.sum() for w in weights).backward()
+    optimizer.step()
+    assert rules.kept.answer(*case) == state_bytes(optimizer)
+
+
+@pytest.mark.parametrize(
+    ("build", "status", "message"),
+    [
+        (None, NOT_ATTEMPTED, ""),
+        (torch.optim.SGD([torch.zeros(1)]), WRONG, "A function from a list"),
+        (lambda p: torch.optim.SGD(p, lr=2 / 1001), WRONG, "0.95 away"),
+        (lambda p: torch.optim.SGD(p, lr=0.01), WRONG, "farther away than it began"),
+        (lambda p: torch.optim.Adam(p, lr=0.1), WRONG, "more than one number each"),
+        (lambda p: torch.optim.Adagrad(p, lr=0.5), WRONG, "away, not within"),
+        (lambda p: torch.optim.SGD(p, lr=0.0037, momentum=0.881), PASSED, ""),
+        (lambda p: torch.optim.SGD(p, lr=0.003, momentum=0.9), PASSED, ""),
+    ],
+)
+def test_the_valley_says_what_is_missing(build, status, message):
+    result = rules.valley.check(build)
+    assert result.status == status and message in result.message

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ SETTINGS = {
 }
 FACTORS = ("0.25", "0.5", "1", "2")
 LEFT, TOP, WIDE, TALL = 16, 40, 340, 270  # pixels of the map
+UPDATES = 150
 LOST = 1e3  # a loss above this many times the start's counts as lost
 
 
@@ -43,22 +45,22 @@ def builders(landscape: str, factor: float) -> dict[str, Callable]:
     }
 
 
-def race(updates: int = 150):
+def race():
     """Race on each landscape, at several multiples of the rates that suit it."""
-    view = race_view(updates)
     return controls.explore(
-        view,
+        race_view(),
         landscape=controls.Choice("landscape", tuple(LANDSCAPES), BOWL),
         rate=controls.Choice("rate, times", FACTORS, "1"),
-        update=controls.Slider("update", 0, updates, 5, 30),
+        update=controls.Slider("update", 0, UPDATES, 5, 30),
     )
 
 
-def race_view(updates: int) -> Callable[..., style.Picture]:
-    """The race's view; it computes all runs once."""
+@cache
+def race_view() -> Callable[..., style.Picture]:
+    """The race's view; all runs are computed at the first call, in some seconds."""
     runs = {
         (name, factor): {
-            racer: descend(landscape, build, updates)
+            racer: descend(landscape, build, UPDATES)
             for racer, build in builders(name, float(factor)).items()
         }
         for name, landscape in LANDSCAPES.items()

@@ -1,0 +1,110 @@
+"""The race, read back from the SVG; the landscapes, against what is known of them."""
+
+import re
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+
+from course_lib.landscapes import KAPPA, LANDSCAPES, descend
+from course_lib.views import optimizers as race
+from course_lib.views import style
+
+ENDS = [
+    (landscape, rate, update)
+    for landscape in LANDSCAPES
+    for rate in race.FACTORS
+    for update in (0, 75, race.UPDATES)
+]
+
+
+def elements(svg, kind):
+    return [e for e in ElementTree.fromstring(svg).iter() if e.tag.endswith("}" + kind)]
+
+
+@pytest.mark.parametrize("name", LANDSCAPES)
+def test_a_minimum_is_one_and_lies_inside(name):
+    land = LANDSCAPES[name]
+    point = torch.tensor(land.minimum, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(land.loss(*point), point, create_graph=True)
+    hessian = torch.stack([torch.autograd.grad(g, point, retain_graph=True)[0] for g in gradient])
+    assert gradient.abs().max() < 1e-9
+    assert torch.linalg.eigvalsh(hessian).min() > 0
+    for (x, y), ((x0, x1), (y0, y1)) in zip(
+        (land.start, land.minimum), [(land.xs, land.ys)] * 2, strict=True
+    ):
+        assert x0 < x < x1 and y0 < y < y1
+
+
+def test_the_bowl_has_its_condition_number():
+    x = torch.zeros(2, dtype=torch.float64)
+    bowl = LANDSCAPES[race.BOWL]
+    hessian = torch.autograd.functional.hessian(lambda p: bowl.loss(*p), x)
+    values = torch.linalg.eigvalsh(hessian)
+    assert values.max() / values.min() == KAPPA
+
+
+def test_a_descent_is_the_optimizers_own():
+    bowl = LANDSCAPES["noisy bowl"]
+    paths = [descend(bowl, lambda p: torch.optim.SGD(p, lr=0.1), 5) for _ in range(2)]
+    assert np.array_equal(*paths) and paths[0].shape == (6, 2)
+    quiet = LANDSCAPES[race.BOWL]
+    path = descend(quiet, lambda p: torch.optim.SGD(p, lr=0.01), 3)
+    assert np.allclose(path[:, 1], 1.2 * (1 - 0.01 * KAPPA) ** np.arange(4))
+    with pytest.raises(TypeError, match="got str"):
+        descend("bowl", torch.optim.SGD, 1)
+
+
+@pytest.mark.parametrize(("landscape", "rate", "update"), ENDS)
+def test_the_race_draws_the_paths_up_to_the_update(landscape, rate, update):
+    view = race.race_view()
+    picture, land = view(landscape, rate, update), LANDSCAPES[landscape]
+    drawn = {e.get("data-name"): e for e in elements(picture.svg, "polyline")}
+    for racer, path in view.runs[landscape, rate].items():
+        points = drawn[racer].get("points").split()
+        assert len(points) == update + 1
+        x, y = map(float, points[-1].split(","))
+        at = path[update]
+        if (
+            land.xs[0] < at[0] < land.xs[1] and land.ys[0] < at[1] < land.ys[1]
+        ):  # else it is drawn outside of the frame
+            assert abs(x - (at[0] - land.xs[0]) / np.ptp(land.xs) * race.WIDE) < 0.06
+            assert abs(y - (land.ys[1] - at[1]) / np.ptp(land.ys) * race.TALL) < 0.06
+        assert f"{racer} {race.loss_after(land, path[: update + 1])}" in picture.sentence
+    assert not re.search("nan|inf", picture.svg)
+    assert ("s best rates" in picture.svg) == (landscape == race.BOWL and rate == "1")
+    assert f"{landscape}, rates × {rate}" in picture.sentence
+
+
+def test_every_word_lies_inside_the_picture():
+    for landscape, rate, update in ENDS:
+        svg = race.race_view()(landscape, rate, update).svg
+        for text in elements(svg, "text"):
+            x, y = float(text.get("x")), float(text.get("y"))
+            assert x > 0 and x + 6.8 * len(text.text) <= 566 and 10 < y < 324, text.text
+
+
+def test_the_bowls_settings_are_theorys_and_twice_as_much_is_lost():
+    runs, bowl = race.race_view().runs, LANDSCAPES[race.BOWL]
+    for racer in ("SGD", "momentum", "Nesterov"):
+        assert race.loss_after(bowl, runs[race.BOWL, "2"][racer]) == "lost"
+        ends = {f: np.linalg.norm(runs[race.BOWL, f][racer][60]) for f in race.FACTORS}
+        assert min(ends, key=ends.get) == "1"
+
+
+def test_the_racers_have_lines_that_differ_in_colour_and_dashes():
+    assert set(style.STROKE) == set(race.builders(race.BOWL, 1.0))
+    assert len(set(style.STROKE.values())) == len({c for c, _ in style.STROKE.values()}) == 4
+    assert len({dash for _, dash in style.STROKE.values()}) == 4
+
+
+def test_the_walk_opens_with_its_start(monkeypatch):
+    shown = []
+    monkeypatch.setattr("course_lib.views.controls.display", lambda data, raw: shown.append(data))
+    box = race.race()
+    box.values["rate"].value = "2"
+    assert "SGD lost" in box.sentence.value or "lost" in box.sentence.value
+    box.values["landscape"].value = "saddle"
+    assert "saddle, rates × 2" in box.sentence.value
+    assert shown[0]["text/plain"] == "[picture with controls: a race of optimizers]"

@@ -169,6 +169,36 @@ def test_chapter_02_runs_and_its_graph_is_stepped_through(lab):
     page.close()
 
 
+def test_chapter_03_runs_and_its_race_is_run(lab):
+    chapter = lab("03_optimizers.ipynb")
+    page = chapter.page
+    chapter.run_all()
+    assert_clean(chapter)
+    race = chapter.cell("pictures.race()")
+    picture, sentence = race.locator("img").first, race.locator("p[role=status]")
+    before = picture.get_attribute("src")
+    assert "theory's best" in sentence.inner_text()
+    race.get_by_label("rate, times").select_option("2")
+    chapter.settle()
+    assert "SGD lost" in sentence.inner_text() and picture.get_attribute("src") != before
+    race.get_by_label("landscape").select_option("saddle")
+    chapter.settle()
+    race.get_by_label("update").fill("9999")
+    page.keyboard.press("Enter")
+    chapter.settle()
+    assert "saddle, rates × 2, loss after 150 updates" in sentence.inner_text()
+    check = "lesson.kept.check(bytes_of_state)"
+    stub = "def bytes_of_state(shapes, optimizer, bytes_per_number):"
+    chapter.run_with(stub, f"{stub}\n    return 0 if optimizer == 'SGD' else 8")
+    chapter.run_again(check)
+    assert (
+        "Not yet: For ([(4, 3), (4,)], 'momentum', 4) it gives 8."
+        in chapter.cell(check).inner_text()
+    )
+    assert_clean(chapter)
+    page.close()
+
+
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
 @pytest.mark.parametrize("width", [900, 1280])
 def test_no_output_is_wider_than_its_window(lab, path, width):

@@ -146,11 +146,11 @@ adamw_step = Exercise(
         ),
         Mistake(
             lambda *case: _adamw(*case, decay="none"),
-            "The weight decay is missing: θ is also multiplied by 1 − γ λ.",
+            "The weight decay is missing: θ is also multiplied by 1 − lr · λ.",
         ),
         Mistake(
             lambda *case: _adamw(*case, decay="unscaled"),
-            "In torch the decay is multiplied by the learning rate too: 1 − γ λ.",
+            "In torch the decay is multiplied by the learning rate too: 1 − lr · λ.",
         ),
         Mistake(
             lambda *case: _adamw(*case, root=lambda v: v),

@@ -256,12 +256,17 @@ def test_what_chapter_03_s_quiz_calls_right_is_what_torch_does():
     assert path[0] > path[1] > path[2] == path[3] == path[4]
     (first,) = moves(torch.optim.Adam, [0.3], lr=0.1)
     assert abs(1 - first - 0.1) < 1e-6
-    spike = moves(torch.optim.Adam, [0.0] * 20_000 + [1.0], lr=1.0)
+    silence = [0.0] * 20_000
+    spike = moves(torch.optim.Adam, [*silence, 1.0], lr=1.0)
     assert f"{spike[-2] - spike[-1]:.2f}" == "3.16"
+    rising = moves(torch.optim.Adam, [*silence, *(1.11**i for i in range(150))], lr=1.0)
+    longest = max(a - b for a, b in zip(rising, rising[1:], strict=False))
+    b1, b2 = 0.9, 0.999  # by Cauchy and Schwarz:
+    assert 7.2 < longest < (1 - b1) / ((1 - b2) * (1 - b1**2 / b2)) ** 0.5 < 7.3
     assert [right(question) for question in rules.quiz] == [
         "no: it goes on moving",
         "lr in every weight, up or down",
-        "about 3.16 times lr",
+        "a few times lr",
     ]
 
 
@@ -308,6 +313,7 @@ def test_the_size_of_the_state_is_torchs(case):
         (lambda p: torch.optim.SGD(p, lr=0.01), WRONG, "farther away than it began"),
         (lambda p: torch.optim.Adam(p, lr=0.1), WRONG, "more than one number each"),
         (lambda p: torch.optim.Adagrad(p, lr=0.5), WRONG, "away, not within"),
+        (lambda p: torch.optim.SGD(p, lr=0.001, weight_decay=30), WRONG, "away, not within"),
         (lambda p: torch.optim.SGD(p, lr=0.0037, momentum=0.881), PASSED, ""),
         (lambda p: torch.optim.SGD(p, lr=0.003, momentum=0.9), PASSED, ""),
     ],

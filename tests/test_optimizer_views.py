@@ -73,7 +73,7 @@ def test_the_race_draws_the_paths_up_to_the_update(landscape, rate, update):
             assert abs(y - (land.ys[1] - at[1]) / np.ptp(land.ys) * race.TALL) < 0.06
         assert f"{racer} {race.loss_after(land, path[: update + 1])}" in picture.sentence
     assert not re.search("nan|inf", picture.svg)
-    assert ("s best rates" in picture.svg) == (landscape == race.BOWL and rate == "1")
+    assert ("s best</text>" in picture.svg) == (landscape == race.BOWL and rate == "1")
     assert f"{landscape}, rates × {rate}" in picture.sentence
 
 

@@ -98,15 +98,16 @@ quiz = (
     Question(
         "What is the longest step that Adam with its usual betas can take in a weight?",
         (
-            Option("lr", "For a steady gradient it is. After a long silence a spike gets more."),
+            Option("lr", "For a steady gradient it is. After a silence, v is small."),
             Option(
-                "about 3.16 times lr",
-                "A spike after silence: (1 − β₁) / √(1 − β₂).",
+                "a few times lr",
+                "One spike after silence gets 3.16 lr; gradients that rise after it, up to 7.3.",
                 True,
             ),
             Option(
                 "there is no bound",
-                "A huge gradient is divided by its own size; only the history can help it.",
+                "A gradient is divided by its own size too; the history can make up for only so "
+                "much.",
             ),
         ),
     ),
@@ -115,30 +116,49 @@ quiz = (
 LR, DECAY, BETAS, EPS = 0.1, 0.5, (0.9, 0.999), 1e-8
 
 
-def _adamw(w, g, m, v, k, *, correct=True, decay="beside", root=math.sqrt, shift=0):
+def _adamw(w, g, m, v, k, *, correct=(True, True), decay="beside", square=True, shift=0):
     if decay == "L2":
         g = g + DECAY * w
-    m, v = BETAS[0] * m + (1 - BETAS[0]) * g, BETAS[1] * v + (1 - BETAS[1]) * g * g
-    if correct:
-        m, v = (x / (1 - beta ** (k + shift)) for x, beta in zip((m, v), BETAS, strict=True))
-    step = LR * m / (root(v) + EPS)
-    shrink = {"beside": 1 - LR * DECAY, "unscaled": 1 - DECAY}.get(decay, 1)
-    return shrink * w - step
+    m = BETAS[0] * m + (1 - BETAS[0]) * g
+    v = BETAS[1] * v + (1 - BETAS[1]) * (g * g if square else abs(g))
+    return _stepped(w, m, v, k + shift, correct=correct, decay=decay)
 
 
-def _before(w, g, m, v, k):
-    """The step made from the moments as they were."""
-    m, v = (max(x, 1e-30) / (1 - b**k) for x, b in zip((m, v), BETAS, strict=True))
-    return (1 - LR * DECAY) * w - LR * m / (math.sqrt(v) + EPS)
+def _stepped(w, m, v, k, *, correct=(True, True), decay="beside", root=True):
+    m = m / (1 - BETAS[0] ** k) if correct[0] else m
+    v = v / (1 - BETAS[1] ** k) if correct[1] else v
+    step = LR * m / ((math.sqrt(v) if root else v) + EPS)
+    if decay == "after":
+        return (1 - LR * DECAY) * (w - step)
+    return {"beside": 1 - LR * DECAY, "unscaled": 1 - DECAY}.get(decay, 1) * w - step
+
+
+def _moments(m, v, g, betas=BETAS):
+    return betas[0] * m + (1 - betas[0]) * g, betas[1] * v + (1 - betas[1]) * g * g
+
+
+def _epsilon_inside(w, g, m, v, k):
+    m, v = _moments(m, v, g)
+    v_hat = v / (1 - BETAS[1] ** k)
+    return (1 - LR * DECAY) * w - LR * m / (1 - BETAS[0] ** k) / math.sqrt(v_hat + EPS)
 
 
 adamw_step = Exercise(
     _adamw,
-    ((1.0, 0.5, 0.0, 0.0, 1), (-2.0, 3.0, 0.2, 0.5, 10), (0.5, -0.01, -0.3, 0.04, 500)),
+    (
+        (1.0, 0.5, 0.0, 0.0, 1),
+        (-2.0, 3.0, 0.2, 0.5, 10),
+        (0.5, -0.01, -0.3, 0.04, 500),
+        (1.0, 1e-8, 0.0, 0.0, 1),
+    ),
     (
         Mistake(
-            lambda *case: _adamw(*case, correct=False),
+            lambda *case: _adamw(*case, correct=(False, False)),
             "The moments begin at 0 and are too small at first: divide by 1 − βᵏ.",
+        ),
+        Mistake(
+            lambda *case: _adamw(*case, correct=(True, False)),
+            "Both moments are corrected, v too.",
         ),
         Mistake(
             lambda *case: _adamw(*case, decay="L2"),
@@ -153,20 +173,36 @@ adamw_step = Exercise(
             "In torch the decay is multiplied by the learning rate too: 1 − lr · λ.",
         ),
         Mistake(
-            lambda *case: _adamw(*case, root=lambda v: v),
-            "The second moment is of the square; its root comes into the step.",
+            lambda *case: _adamw(*case, decay="after"),
+            "The decay shrinks the weight, not the step: first shrink, then step.",
         ),
         Mistake(
-            lambda *case: _adamw(*case, root=lambda v: math.sqrt(v + EPS) - EPS),
-            "ε stands outside of the root.",
+            lambda *case: _adamw(*case, square=False),
+            "The second moment is the mean of the squared gradient.",
+        ),
+        Mistake(
+            lambda w, g, m, v, k: _stepped(w, *_moments(m, v, g), k, root=False),
+            "v is a mean of squares; its root comes into the step.",
+        ),
+        Mistake(_epsilon_inside, "ε stands outside of the root."),
+        Mistake(
+            lambda w, g, m, v, k: _stepped(w, *_moments(m, v, g, BETAS[::-1]), k),
+            "β₁ belongs to the gradient's mean, β₂ to the square's.",
         ),
         Mistake(
             lambda *case: _adamw(*case, shift=1),
             "The first update has k = 1: it divides by 1 − β.",
         ),
-        Mistake(_before, "That steps by the old moments. Move them first, by this g."),
+        Mistake(
+            lambda w, g, m, v, k: _stepped(w, m, v, k),
+            "That steps by the old moments. Move them first, by this g.",
+        ),
+        Mistake(
+            lambda w, *case: 2 * (1 - LR * DECAY) * w - _adamw(w, *case),
+            "The step goes against the gradient: minus.",
+        ),
     ),
-    tolerance=1e-9,
+    tolerance=1e-6,  # float32 answers are right too
 )
 
 NUMBERS = {"SGD": 0, "momentum": 1, "Adam": 2, "AMSGrad": 3}
@@ -207,6 +243,22 @@ kept = Exercise(
             "State has the dtype of the weights: two bytes a number in bfloat16.",
         ),
         Mistake(
+            lambda s, o, b: _kept([(sum(shape),) for shape in s], o, b),
+            "A tensor has as many numbers as the product of its shape, not the sum.",
+        ),
+        Mistake(
+            lambda s, o, b: _kept(s, o, b) + (4 * len(s) if NUMBERS[o] > 1 else 0),
+            "Nearly: a counter is a float32, 4 bytes.",
+        ),
+        Mistake(
+            lambda s, o, b: _kept(s, o, b) + (4 * len(s) if o == "momentum" else 0),
+            "Nearly: momentum counts no steps, since nothing is corrected.",
+        ),
+        Mistake(
+            lambda s, o, b: _kept(s, "Adam" if o == "AMSGrad" else o, b),
+            "AMSGrad also keeps the largest v so far.",
+        ),
+        Mistake(
             lambda s, o, b: _kept(s, o, b) + b * sum(math.prod(shape) for shape in s),
             "That counts the weights, or the gradients, too; the question is what the optimizer "
             "keeps.",
@@ -217,19 +269,20 @@ kept = Exercise(
 KAPPA, UPDATES, NEAR = 1000.0, 200, 0.01
 TURN = torch.tensor([[1.0, 1.0], [-1.0, 1.0]], dtype=torch.float64) / math.sqrt(2)
 VALLEY = TURN.T @ torch.diag(torch.tensor([1.0, KAPPA], dtype=torch.float64)) @ TURN
+MINIMUM = torch.tensor([3.0, -2.0], dtype=torch.float64)
 
 
 def _through_the_valley(build) -> str | None:
     """`build` makes an optimizer from a list of parameters."""
     if not callable(build):
         return f"A function from a list of parameters to an optimizer is needed, not {build!r}."
-    point = torch.nn.Parameter(TURN.T @ torch.ones(2, dtype=torch.float64))
+    point = torch.nn.Parameter(MINIMUM + TURN.T @ torch.ones(2, dtype=torch.float64))
+    start = (point.detach() - MINIMUM).norm().item()
     optimizer = build([point])
-    start = point.norm().item()
     for _ in range(UPDATES):
-        point.grad = VALLEY @ point.detach()
+        point.grad = VALLEY @ (point.detach() - MINIMUM)
         optimizer.step()
-    far, state = point.norm().item(), state_bytes(optimizer)
+    far, state = (point.detach() - MINIMUM).norm().item(), state_bytes(optimizer)
     if state > 8 * 2 + 4:
         return f"It keeps {state} bytes for two weights of 8: that is more than one number each."
     if not far <= start:
@@ -238,7 +291,11 @@ def _through_the_valley(build) -> str | None:
             f"{KAPPA:g}: which rate and momentum does that bear?"
         )
     if far > NEAR:
-        return f"After {UPDATES} updates it is {far:.2g} away, not within {NEAR}."
+        return (
+            f"After {UPDATES} updates it is {far:.2g} away, not within {NEAR}. The curvature along "
+            f"the valley is 1, across it {KAPPA:g}, and neither axis is a weight's own. What goes "
+            "on along the valley while it is calm across?"
+        )
     return None
 
 

@@ -15,7 +15,8 @@ from course_lib.views import controls, style
 ROOT = math.sqrt(KAPPA)
 BOWL = "ill-conditioned bowl"
 # For each landscape: SGD's rate; momentum's and Nesterov's rate and momentum; Adam's rate. On the
-# bowl, theory's best: https://distill.pub/2017/momentum and, for Nesterov, 1 / largest curvature.
+# bowl the first two are theory's best, https://distill.pub/2017/momentum; Nesterov's is safe for
+# any bowl of this condition number.
 SETTINGS = {
     BOWL: (
         2 / (1 + KAPPA),
@@ -82,7 +83,7 @@ def race_view() -> Callable[..., style.Picture]:
         )
         listed = ", ".join(f"{racer} {loss}" for racer, loss in losses.items())
         said = f"{landscape}, rates × {rate}, loss after {update} updates: {listed}."
-        said += " These rates and momenta are theory's best." if theory else ""
+        said += " SGD's and momentum's rates are theory's best." if theory else ""
         return style.Picture(drawing, "a race of optimizers", said)
 
     view.runs = runs
@@ -157,10 +158,11 @@ def _legend(landscape: str, factor: float, losses: dict[str, str], theory: bool)
         color, dash = style.STROKE[racer]
         (rate, mu) = rates[racer]
         options = f"lr {factor * rate:.3g}" + (f", μ {mu:.2f}" if mu else "")
+        options += " *" if theory and racer in ("SGD", "momentum") else ""
         drawn.append(_line([(left, y - 4), (left + 34, y - 4)], color, 3, dash))
         drawn.append(style.text(left + 42, y, racer, anchor="start", bold=True))
         drawn.append(style.text(left + 42, y + 16, options, anchor="start", size=12))
         drawn.append(style.text(left + 42, y + 32, f"loss {loss}", anchor="start", size=12))
     if theory:
-        drawn.append(style.text(left, TOP + 246, "theory's best rates", anchor="start", size=12))
+        drawn.append(style.text(left, TOP + 246, "* theory's best", anchor="start", size=12))
     return drawn

@@ -1,0 +1,286 @@
+"""The schedules, against published values, torch's own, and the laws that they state."""
+
+import csv
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.optim import lr_scheduler
+
+from course_lib.schedules import (
+    as_torch,
+    constant,
+    cosine,
+    fraction_to_steps,
+    linear,
+    one_cycle,
+    step_decay,
+    warmup,
+    wsd,
+)
+
+with (Path(__file__).parent / "facts" / "lr_values.csv").open(encoding="utf-8") as file:
+    ROWS = list(csv.DictReader(file))
+
+# What of the published schedules ours define, from the first update to the last.
+OURS = {
+    "StepLR(step_size=30,gamma=0.1)": step_decay(0.1, step_size=30),
+    "CosineAnnealingLR(T_max=100,eta_min=0)": cosine(0.1, total_steps=100),
+    "CosineAnnealingLR(T_max=100,eta_min=0.01)": cosine(0.1, total_steps=100, final_lr=0.01),
+    "LinearLR(default 1/3->1,total_iters=5)": warmup(
+        constant(0.1), warmup_steps=5, start_lr=0.1 / 3
+    ),
+    "LinearLR(start=0.01,total_iters=10)": warmup(constant(0.1), warmup_steps=10, start_lr=0.001),
+    "ExponentialLR(0.9)": step_decay(0.1, step_size=1, gamma=0.9),
+    "LambdaLR(0.95**t)": step_decay(0.1, step_size=1, gamma=0.95),
+    "OneCycleLR(max_lr=1.0,total_steps=100)": one_cycle(1.0, total_steps=100),
+    "SequentialLR([LinearLR(0.1,1,10),CosineAnnealingLR(90)],[10])": warmup(
+        cosine(0.1, total_steps=90), warmup_steps=10, start_lr=0.01
+    ),
+    "get_linear_schedule_with_warmup(w=10,T=100)": warmup(
+        linear(1.0, total_steps=90), warmup_steps=10, start_lr=0.0
+    ),
+    "get_cosine_schedule_with_warmup(w=10,T=100,cycles=.5)": warmup(
+        cosine(1.0, total_steps=90), warmup_steps=10, start_lr=0.0
+    ),
+    "WarmupLR(0->1,w=10,linear)": warmup(constant(1.0), warmup_steps=10, start_lr=0.0),
+    "WarmupDecayLR(T=100,w=10,linear)": warmup(
+        linear(1.0, total_steps=90), warmup_steps=10, start_lr=0.0
+    ),
+    "get_lr(6e-4,w=2000,T=600000,min=6e-5)": warmup(
+        cosine(6e-4, total_steps=598_000, final_lr=6e-5), warmup_steps=2000, start_lr=6e-4 / 2001
+    ),
+}
+# Where ours hold the last rate and the published one rises again, or raises.
+RISES = {
+    ("CosineAnnealingLR(T_max=100,eta_min=0)", step) for step in (200, 201, 210)
+} | {
+    ("OneCycleLR(max_lr=1.0,total_steps=100)", 101),
+    ("SequentialLR([LinearLR(0.1,1,10),CosineAnnealingLR(90)],[10])", 101),
+    ("get_cosine_schedule_with_warmup(w=10,T=100,cycles=.5)", 101),
+}  # fmt: skip
+DEFINED = [row for row in ROWS if row["schedule"] in OURS]
+
+
+@pytest.mark.parametrize("row", DEFINED, ids=lambda r: f"{r['schedule'][:24]} {r['step']}")
+def test_a_published_value_is_ours_unless_the_published_schedule_rises_again(row):
+    schedule, step = OURS[row["schedule"]], int(row["step"])
+    if (row["schedule"], step) in RISES:
+        published = float("inf") if row["lr"].startswith("EXC") else float(row["lr"])
+        assert schedule(step) == schedule(10 * step) < published
+    else:
+        assert abs(schedule(step) - float(row["lr"])) < 1e-12
+
+
+def test_every_schedule_that_ours_define_has_rows():
+    assert {row["schedule"] for row in DEFINED} == set(OURS) and len(DEFINED) > 70
+
+
+def deepspeed_warmup(t, w, kind):
+    """https://github.com/deepspeedai/DeepSpeed, runtime/lr_schedules.py, its WarmupLR."""
+    return min(1.0, math.log(t + 1) / math.log(w) if kind == "log" else t / w)
+
+
+def test_deepspeeds_logarithmic_warmup_is_ahead_of_a_straight_one():
+    logs = {
+        int(row["step"]): float(row["lr"])
+        for row in ROWS
+        if row["schedule"] == "WarmupDecayLR(T=100,w=10,log)" and int(row["step"]) < 10
+    }
+    straight = warmup(linear(1.0, total_steps=90), warmup_steps=10, start_lr=0.0)
+    for step, rate in logs.items():
+        assert abs(deepspeed_warmup(step, 10, "log") - rate) < 1e-12
+        assert rate >= straight(step)
+
+
+def test_torchs_sequential_reaches_the_rate_one_update_later_than_ours():
+    w = 6
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    rise = lr_scheduler.LinearLR(optimizer, 1 / w, 1.0, total_iters=w)
+    theirs = lr_scheduler.SequentialLR(
+        optimizer, [rise, lr_scheduler.CosineAnnealingLR(optimizer, 20)], [w]
+    )
+    ours, seen = warmup(cosine(1.0, total_steps=20), warmup_steps=w), []
+    for _ in range(w + 10):
+        seen.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        theirs.step()
+    assert abs(ours(w - 1) - 1.0) < 1e-12 and ours(w) == 1.0
+    assert seen[w - 1] < 0.99 and abs(seen[w] - 1.0) < 1e-12
+    for k in range(w, w + 10):
+        assert abs(ours(k) - seen[k]) < 1e-12
+
+
+lengths = st.integers(1, 60)
+
+
+@st.composite
+def decays(draw):
+    total = draw(lengths)
+    kind = draw(st.sampled_from([linear, cosine]))
+    return total, kind(1.0, total_steps=total, final_lr=draw(st.floats(0, 1)))
+
+
+@given(decays(), st.integers(0, 40))
+def test_warmup_uses_each_update_of_the_inner_schedule_once(decay, w):
+    total, inner = decay
+    used = []
+
+    def watched(k):
+        used.append(k)
+        return inner(k)
+
+    whole = warmup(watched, warmup_steps=w)
+    used.clear()
+    rates = [whole(k) for k in range(w + total + 1)]
+    assert used == list(range(total + 1))
+    assert rates[w:] == [inner(k) for k in range(total + 1)]
+    assert rates[0] > 0 or (w == 0 and inner(0) == 0)
+    assert all(a <= b for a, b in zip(rates[:w], rates[1 : w + 1], strict=True))
+    if w:
+        assert abs(rates[w - 1] - inner(0)) < 1e-12  # the full rate is held for two updates
+
+
+@given(decays(), st.integers(0, 1000))
+def test_after_its_end_a_schedule_holds_its_last_rate_and_it_never_rose(decay, later):
+    total, schedule = decay
+    rates = [schedule(k) for k in range(total + 1)]
+    assert all(a >= b - 1e-15 for a, b in zip(rates, rates[1:], strict=False))
+    assert schedule(total + later) == rates[-1] and rates[0] == 1.0
+
+
+@given(lengths, lengths, lengths)
+def test_wsd_is_warmup_level_and_decay_with_nothing_missing(w, stable, decay):
+    schedule = wsd(1.0, warmup_steps=w, stable_steps=stable, decay_steps=decay, final_lr=0.1)
+    rates = [schedule(k) for k in range(w + stable + decay + 1)]
+    assert rates[:w] == pytest.approx([(k + 1) / w for k in range(w)])
+    assert rates[w : w + stable + 1] == [1.0] * (stable + 1)
+    fall = [1.0 - 0.9 * k / decay for k in range(decay + 1)]
+    assert rates[w + stable :] == pytest.approx(fall)
+    assert schedule(10_000) == pytest.approx(0.1)
+
+
+@given(st.integers(5, 300), st.floats(0.25, 0.9))
+def test_one_cycle_is_torchs_until_its_last_update_and_then_stays(total, pct_start):
+    if not 0 < pct_start * total - 1 < total - 1:
+        return
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1, momentum=0.9)
+    theirs = lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=total, pct_start=pct_start)
+    ours = one_cycle(0.5, total_steps=total, pct_start=pct_start)
+    for k in range(total):
+        assert abs(ours(k) - optimizer.param_groups[0]["lr"]) < 1e-12
+        optimizer.step()
+        if k < total - 1:
+            theirs.step()
+    assert ours(total) == ours(total + 100) == ours(total - 1)
+
+
+def test_no_warmup_is_the_schedule_itself():
+    inner = cosine(0.3, total_steps=10)
+    for start in (None, 0.0):
+        none = warmup(inner, warmup_steps=0, start_lr=start)
+        assert [none(k) for k in range(12)] == [inner(k) for k in range(12)]
+
+
+# --- as a torch scheduler ---
+
+
+def run(schedule, updates, resume_at=None):
+    """The rates that updates use; with `resume_at`, everything is rebuilt and loaded there."""
+
+    def build():
+        weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+        groups = [{"params": weights[:1]}, {"params": weights[1:], "lr": 0.2}]
+        optimizer = torch.optim.AdamW(groups, lr=0.1)
+        return optimizer, as_torch(schedule, optimizer)
+
+    optimizer, scheduler = build()
+    seen = []
+    for k in range(updates):
+        if k == resume_at:
+            saved = optimizer.state_dict(), scheduler.state_dict()
+            optimizer, scheduler = build()
+            optimizer.load_state_dict(saved[0])
+            scheduler.load_state_dict(saved[1])
+        seen.append([group["lr"] for group in optimizer.param_groups])
+        optimizer.step()
+        scheduler.step()
+    return seen
+
+
+SCHEDULE = warmup(cosine(0.1, total_steps=20, final_lr=0.01), warmup_steps=5)
+
+
+def test_torchs_optimizer_uses_the_schedule_and_groups_keep_their_ratio():
+    for k, (first, second) in enumerate(run(SCHEDULE, 30)):
+        assert abs(first - SCHEDULE(k)) < 1e-15 and abs(second - 2 * SCHEDULE(k)) < 1e-15
+
+
+@pytest.mark.parametrize("at", [0, 1, 4, 5, 6, 24, 25, 29])
+def test_a_resumed_run_goes_on_along_the_same_curve(at):
+    assert run(SCHEDULE, 30, resume_at=at) == run(SCHEDULE, 30)
+
+
+def test_the_position_is_all_that_a_state_dict_holds():
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    scheduler = as_torch(SCHEDULE, optimizer)
+    scheduler.load_state_dict({"last_epoch": 7, "shares": [1.0]})
+    assert scheduler.state_dict() == {"last_epoch": 7, "shares": [1.0]}
+    assert optimizer.param_groups[0]["lr"] == scheduler.get_last_lr()[0] == SCHEDULE(7)
+
+
+# --- fractions, and what is refused ---
+
+
+@given(st.integers(0, 100), st.integers(0, 100_000))
+def test_a_percentage_is_rounded_up_and_not_by_chance(percent, total):
+    steps = fraction_to_steps(percent / 100, total)
+    assert steps == -(-percent * total // 100)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: constant(0.0), ValueError, "base_lr must be above 0"),
+        (lambda: constant("0.1"), TypeError, "must be a number"),
+        (lambda: constant(float("nan")), ValueError, "above 0"),
+        (lambda: step_decay(0.1, step_size=0), ValueError, "step_size must be at least 1"),
+        (lambda: step_decay(0.1, step_size=5, gamma=1.1), ValueError, "gamma"),
+        (lambda: linear(0.1, total_steps=0), ValueError, "total_steps must be at least 1"),
+        (lambda: cosine(0.1, total_steps=10.0), TypeError, "whole number of updates"),
+        (lambda: cosine(0.1, total_steps=10, final_lr=0.2), ValueError, "final_lr"),
+        (lambda: linear(0.1, total_steps=10, final_lr=-0.1), ValueError, "final_lr"),
+        (lambda: warmup(constant(0.1), warmup_steps=-1), ValueError, "at least 0"),
+        (lambda: warmup(constant(0.1), warmup_steps=3, start_lr=0.2), ValueError, "start_lr"),
+        (lambda: warmup(0.1, warmup_steps=3), TypeError, "a function of the update's number"),
+        (lambda: wsd(0.1, warmup_steps=1, stable_steps=1, decay_steps=0), ValueError, "at least 1"),
+        (lambda: one_cycle(0.1, total_steps=3), ValueError, "must lie inside"),
+        (lambda: one_cycle(0.1, total_steps=10, div_factor=0.5), ValueError, "div_factor"),
+        (lambda: constant(0.1)(-1), ValueError, "whole number from 0"),
+        (lambda: constant(0.1)(1.5), ValueError, "whole number from 0"),
+        (lambda: fraction_to_steps(1.5, 10), ValueError, "between 0 and 1"),
+        (lambda: as_torch(constant(0.1), "sgd"), TypeError, "torch Optimizer"),
+        (
+            lambda: as_torch(constant(0.1), torch.optim.SGD([torch.zeros(1)], lr=0.0)),
+            ValueError,
+            "above 0",
+        ),
+    ],
+)
+def test_what_makes_no_schedule_is_refused(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_a_schedule_is_what_train_takes():
+    from course_lib import models
+    from course_lib.training import train
+
+    model = models.mlp(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    batches = ([torch.ones(1, 2)] for _ in range(8))
+    train(model, batches, lambda m, x: m(x).mean(), optimizer, steps=8, schedule=SCHEDULE)
+    assert optimizer.param_groups[0]["lr"] == SCHEDULE(7)

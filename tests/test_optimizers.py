@@ -71,6 +71,32 @@ def test_a_hundred_steps_are_torchs(kinds, shapes):
     assert apart(pairs) < 1e-12
 
 
+OTHER = {
+    SGD: dict(momentum=0.5, weight_decay=0.3, nesterov=False),
+    Adam: dict(betas=(0.5, 0.9), eps=0.1, weight_decay=0.3, amsgrad=True),
+    AdamW: dict(betas=(0.5, 0.9), eps=0.1, weight_decay=0.3, amsgrad=True),
+}
+
+
+@pytest.mark.parametrize("kinds", PAIRS.values(), ids=PAIRS)
+def test_a_group_has_its_own_options(kinds):
+    ours, theirs, options = kinds
+    pairs = []
+    for kind in (ours, theirs):
+        weights = [torch.nn.Parameter(torch.ones(3, dtype=torch.float64)) for _ in range(2)]
+        groups = [{"params": weights[:1]}, {"params": weights[1:], **OTHER[ours]}]
+        pairs.append((weights, kind(groups, **options)))
+    play(pairs, 30)
+    assert apart(pairs) < 1e-12
+
+
+@pytest.mark.parametrize("kinds", PAIRS.values(), ids=PAIRS)
+def test_what_isn_t_said_is_as_in_torch(kinds):
+    own = inspect.signature(kinds[0]).parameters
+    torchs = inspect.signature(kinds[1]).parameters
+    assert all(torchs[name].default == own[name].default for name in own if name != "params")
+
+
 @pytest.mark.parametrize("kinds", PAIRS.values(), ids=PAIRS)
 def test_a_run_goes_on_from_a_state_dict(kinds):
     whole, halves = pair(kinds, [(3,), (2, 2)]), pair(kinds, [(3,), (2, 2)])
@@ -284,6 +310,10 @@ W = torch.nn.Parameter(torch.ones(2))
         (lambda: Adam([W], betas=(0.9, 1.0)), "betas must be"),
         (lambda: Adam([W], betas=(0.9,)), "betas must be"),
         (lambda: AdamW([W], eps=-1e-8), "eps must be"),
+        (lambda: Adam([W], lr=-1.0), "lr must be"),
+        (lambda: Adam([W], weight_decay=-1.0), "weight_decay must be"),
+        (lambda: Adam([W], betas=(-0.1, 0.9)), "betas must be"),
+        (lambda: SGD([W], lr=float("inf")), "lr must be"),
     ],
 )
 def test_what_makes_no_optimizer_is_refused(make, message):
@@ -296,6 +326,14 @@ def test_sparse_gradients_are_refused():
     embedding(torch.tensor([1])).sum().backward()
     with pytest.raises(ValueError, match="only dense gradients"):
         optimizers.Adam(embedding.parameters()).step()
+
+
+def test_state_bytes_looks_into_lists_and_counts_shared_memory_once():
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = SGD([weight])
+    shared = torch.zeros(10)
+    optimizer.state[weight] = {"history": [shared, shared[:5], {"more": torch.zeros(1)}], "n": 3}
+    assert state_bytes(optimizer) == 44
 
 
 def test_state_bytes_needs_an_optimizer():

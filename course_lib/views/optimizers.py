@@ -100,12 +100,11 @@ def loss_after(landscape: Landscape, path: np.ndarray) -> str:
 
 
 def _xy(landscape: Landscape, points: np.ndarray) -> list[tuple[float, float]]:
-    """Pixels inside the map's frame; what lies far outside is drawn as far outside."""
+    """The points in pixels of the map."""
     (x0, x1), (y0, y1) = landscape.xs, landscape.ys
     x = (points[:, 0] - x0) / (x1 - x0) * WIDE
     y = (y1 - points[:, 1]) / (y1 - y0) * TALL
-    far = np.nan_to_num(np.stack([x, y], axis=1), nan=-1e4, posinf=1e4, neginf=-1e4)
-    return [tuple(point) for point in np.clip(far, -1e4, 1e4).tolist()]
+    return list(zip(x.tolist(), y.tolist(), strict=True))
 
 
 def _line(points, color: str, width: float, dash: str = "", name: str = "") -> str:
@@ -134,6 +133,8 @@ def _map(landscape: Landscape) -> str:
 
 
 def _path(landscape: Landscape, racer: str, path: np.ndarray) -> str:
+    far_out = ~(np.abs(path) < 1e3).all(axis=1)  # or no number any more
+    path = path[: int(np.argmax(far_out)) or 1] if far_out.any() else path
     points = _xy(landscape, path)
     color, dash = style.STROKE[racer]
     x, y = points[-1]

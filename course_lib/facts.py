@@ -101,6 +101,28 @@ class OptimizerState:
     verified: str
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """A published learning-rate schedule: `warmup` and `total` are counted in `unit`.
+
+    `final_fraction` is the last rate over the peak. `verified` as above.
+    """
+
+    name: str
+    peak_lr: float
+    warmup: int
+    total: int
+    unit: str
+    decay: str
+    final_fraction: float
+    source: str
+    verified: str
+
+    @property
+    def warmup_fraction(self) -> float:
+        return self.warmup / self.total
+
+
 def _positive(name: str, value) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be a whole number, got {value!r}")
@@ -142,6 +164,12 @@ def models() -> tuple[ModelConfig, ...]:
 def optimizer_states() -> tuple[OptimizerState, ...]:
     """Every row of `data/optimizers.csv`."""
     return tuple(_read("optimizers.csv", OptimizerState))
+
+
+@cache
+def recipes() -> tuple[Recipe, ...]:
+    """Every row of `data/recipes.csv`."""
+    return tuple(_read("recipes.csv", Recipe))
 
 
 def _named(records: tuple, name: str, kind: str):

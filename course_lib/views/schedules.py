@@ -1,0 +1,175 @@
+"""The composer: a schedule put together, its curve, its code, and the nearest published one."""
+
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from course_lib import facts, schedules
+from course_lib.schedules import Schedule
+from course_lib.views import controls, style
+
+PLANNED = 1000  # updates that the run will make
+WARMUPS = ("0 %", "1 %", "3 %", "5 %", "10 %")
+FINALS = ("0", "0.1")
+SHAPES = ("constant", "step decay", "linear", "cosine", "warmup-stable-decay", "one-cycle")
+LEFT, TOP, WIDE, TALL = 46, 40, 500, 190  # pixels of the plot
+SHOWN = 250  # points of the curve
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A schedule and the line of code that makes it."""
+
+    rate: Schedule
+    code: str
+
+
+def composer():
+    """Compose a schedule for a run of PLANNED updates."""
+    return controls.explore(
+        composer_view,
+        shape=controls.Choice("shape", SHAPES, "cosine"),
+        warmup=controls.Choice("warmup", WARMUPS, "3 %"),
+        final=controls.Choice("ends at, of the peak", FINALS, "0.1"),
+        length=controls.Slider("length of the schedule", 250, 2000, 250, PLANNED),
+    )
+
+
+def compose(shape: str, warmup: str, final: str, length: int) -> Composed:
+    """A schedule of `length` updates with a peak of 1; `warmup` is a share such as "3 %".
+
+    The step decay drops at a third and at two thirds; the last fifth of warmup-stable-decay
+    decays. Constant, step decay and one-cycle have ends of their own, whatever `final`.
+    """
+    rising = schedules.fraction_to_steps(float(warmup.split()[0]) / 100, length)
+    rest, last = length - rising, dict(final_lr=float(final)) if float(final) else {}
+    if shape == "one-cycle":
+        return _made(schedules.one_cycle, total_steps=length)
+    if shape == "warmup-stable-decay":
+        steps = dict(stable_steps=rest - length // 5, decay_steps=length // 5)
+        return _made(schedules.wsd, warmup_steps=rising, **steps, **last)
+    pieces = {
+        "constant": lambda: _made(schedules.constant),
+        "step decay": lambda: _made(schedules.step_decay, step_size=-(-rest // 3)),
+        "linear": lambda: _made(schedules.linear, total_steps=rest, **last),
+        "cosine": lambda: _made(schedules.cosine, total_steps=rest, **last),
+    }
+    if shape not in pieces:
+        raise ValueError(f"shape must be one of {SHAPES}, got {shape!r}")
+    inner = pieces[shape]()
+    if not rising:
+        return inner
+    whole = schedules.warmup(inner.rate, warmup_steps=rising)
+    return Composed(whole, f"warmup({inner.code}, warmup_steps={rising})")
+
+
+def _made(function: Callable[..., Schedule], **options: Any) -> Composed:
+    listed = "".join(f", {name}={value}" for name, value in options.items())
+    return Composed(function(1.0, **options), f"{function.__name__}(1.0{listed})")
+
+
+def nearest(shape: str, warmup: str, final: str) -> facts.Recipe | None:
+    """The published recipe of the same decay that is nearest in warmup and end; None if none is."""
+    share = float(warmup.split()[0]) / 100
+    same = [recipe for recipe in facts.recipes() if recipe.decay == shape]
+
+    def distance(recipe: facts.Recipe) -> float:
+        return abs(recipe.warmup_fraction - share) + abs(recipe.final_fraction - float(final))
+
+    return min(same, key=distance, default=None)
+
+
+def composer_view(shape: str, warmup: str, final: str, length: int) -> style.Picture:
+    """The curve over the planned updates and what is left of the schedule beyond them."""
+    made = compose(shape, warmup, final, length)
+    published = nearest(shape, warmup, final)
+    until = max(length, PLANNED)
+    drawing = style.svg(
+        580,
+        TOP + TALL + 118,
+        style.text(12, 22, f"{shape}, warmup {warmup}", anchor="start", size=15, bold=True),
+        *_axes(until),
+        _curve(made.rate, 0, PLANNED - 1, until, ""),
+        *([_curve(made.rate, PLANNED - 1, length - 1, until, "4 4")] if length > PLANNED else []),
+        *_planned_end(until),
+        *_code(made.code),
+    )
+    sentence = f"{_rates(made.rate)}. {_warning(made.rate, length)}{_published(published)}"
+    return style.Picture(drawing, "a schedule", sentence)
+
+
+def _rates(rate: Schedule) -> str:
+    peak = max(range(PLANNED), key=rate)
+    first, last = rate(0), rate(PLANNED - 1)
+    return (
+        f"Of the peak, update 0 uses {first:.3f} and update {PLANNED - 1}, the last, {last:.3f}; "
+        f"the highest is {rate(peak):.3f}, first at update {peak}"
+    )
+
+
+def _warning(rate: Schedule, length: int) -> str:
+    if length == PLANNED:
+        return ""
+    part = "never finishes" if length > PLANNED else "is over early and holds its last rate"
+    return f"Careful: it is {length} updates long and {PLANNED} are planned, so it {part}. "
+
+
+def _published(recipe: facts.Recipe | None) -> str:
+    if recipe is None:
+        return "None of the recipes in data/recipes.csv has this shape."
+    return (
+        f"Nearest published: {recipe.name}, {recipe.decay} to {recipe.final_fraction:g} of its "
+        f"peak of {recipe.peak_lr:g}, warmup {100 * recipe.warmup_fraction:.1f} %."
+    )
+
+
+def _x(k: float, until: int) -> float:
+    return LEFT + k / (until - 1) * WIDE
+
+
+def _y(rate: float) -> float:
+    return TOP + TALL * (1 - rate / 1.05)
+
+
+def _curve(rate: Schedule, first: int, last: int, until: int, dash: str) -> str:
+    updates = sorted({first + (last - first) * i // SHOWN for i in range(SHOWN + 1)})
+    points = " ".join(f"{_x(k, until):.1f},{_y(rate(k)):.1f}" for k in updates)
+    return (
+        f'<polyline points="{points}" fill="none" stroke="{style.COLOR["weights"]}" '
+        f'stroke-width="2.4" stroke-dasharray="{dash}" data-name="rate"/>'
+    )
+
+
+def _axes(until: int) -> list[str]:
+    bottom = TOP + TALL
+    drawn = [style.line(LEFT, TOP, LEFT, bottom), style.line(LEFT, bottom, LEFT + WIDE, bottom)]
+    for share in (0, 0.5, 1):
+        drawn.append(style.line(LEFT - 4, _y(share), LEFT, _y(share)))
+        drawn.append(style.text(LEFT - 8, _y(share) + 4, f"{share:g}", anchor="end"))
+    for k in range(0, until + 1, 500):
+        at = _x(min(k, until - 1), until)
+        drawn.append(style.line(at, bottom, at, bottom + 4))
+        drawn.append(style.text(at, bottom + 18, f"{k:,}"))
+    drawn.append(style.text(LEFT + WIDE / 2, bottom + 36, "optimizer updates"))
+    drawn.append(style.text(LEFT + 6, TOP - 4, "rate / peak", anchor="start", size=12))
+    return drawn
+
+
+def _planned_end(until: int) -> list[str]:
+    if until == PLANNED:
+        return []
+    at = _x(PLANNED - 1, until)
+    return [
+        style.line(at, TOP, at, TOP + TALL, color=style.COLOR["moment"], width=2, dash="2 3"),
+        style.text(at, TOP - 4, "the run ends", size=12),
+    ]
+
+
+def _code(code: str) -> list[str]:
+    lines = textwrap.wrap(code, 66, break_long_words=False)
+    top = TOP + TALL + 62
+    return [
+        style.text(LEFT, top + 18 * i, line, anchor="start", size=13)
+        for i, line in enumerate(lines)
+    ]

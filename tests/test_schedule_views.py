@@ -1,0 +1,87 @@
+"""The composer at every setting: its curve, its code, its warning, and the nearest recipe."""
+
+import itertools
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from course_lib import facts, schedules
+from course_lib.views import schedules as view
+
+SETTINGS = list(
+    itertools.product(view.SHAPES, view.WARMUPS, view.FINALS, (250, 750, view.PLANNED, 2000))
+)
+ids = [" ".join(map(str, setting)) for setting in SETTINGS]
+
+
+def elements(svg, kind):
+    return [e for e in ElementTree.fromstring(svg).iter() if e.tag.endswith("}" + kind)]
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=ids)
+def test_the_curve_is_the_schedule_and_the_code_makes_it(setting):
+    length = setting[-1]
+    made = view.compose(*setting)
+    from_code = eval(made.code, vars(schedules))
+    until = max(length, view.PLANNED)
+    assert all(made.rate(k) == from_code(k) for k in range(0, until, 7))
+    svg = view.composer_view(*setting).svg
+    for line in elements(svg, "polyline"):
+        for point in line.get("points").split():
+            x, y = map(float, point.split(","))
+            k = round((x - view.LEFT) / view.WIDE * (until - 1))
+            near = [made.rate(max(0, k + d)) for d in (-1, 0, 1)]
+            drawn = 1.05 * (1 - (y - view.TOP) / view.TALL)
+            assert min(near) - 6e-4 < drawn < max(near) + 6e-4
+    ends = [p.get("points").split()[-1].split(",")[0] for p in elements(svg, "polyline")]
+    assert float(ends[-1]) == pytest.approx(view.LEFT + view.WIDE, abs=0.06)
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=ids)
+def test_the_sentence_says_the_ends_and_warns_where_lengths_part(setting):
+    length, made = setting[-1], view.compose(*setting)
+    picture = view.composer_view(*setting)
+    assert f"update 0 uses {made.rate(0):.3f}" in picture.sentence
+    assert f"the last, {made.rate(view.PLANNED - 1):.3f}" in picture.sentence
+    assert ("Careful" in picture.sentence) == (length != view.PLANNED)
+    assert ("the run ends" in picture.svg) == (length > view.PLANNED)
+    assert made.rate(0) > 0
+    for text in elements(picture.svg, "text"):
+        x, y = float(text.get("x")), float(text.get("y"))
+        wide = 6.6 * len(text.text)
+        left = x - {"start": 0, "middle": wide / 2, "end": wide}[text.get("text-anchor")]
+        assert left >= 0 and left + wide <= 590 and 10 < y < 345, text.text
+
+
+@pytest.mark.parametrize("recipe", facts.recipes(), ids=lambda recipe: recipe.name)
+def test_a_recipe_is_nearest_to_itself(recipe):
+    share, final = f"{100 * recipe.warmup_fraction} %", str(recipe.final_fraction)
+    assert view.nearest(recipe.decay, share, final) == recipe
+
+
+def test_a_shape_that_no_recipe_has_is_said():
+    assert view.nearest("linear", "3 %", "0") is None
+    assert "None of the recipes" in view.composer_view("linear", "3 %", "0", 1000).sentence
+
+
+def test_recipes_are_shares_of_their_whole():
+    for recipe in facts.recipes():
+        assert 0 < recipe.warmup_fraction < 0.1 and 0 <= recipe.final_fraction < 1
+        assert recipe.decay in view.SHAPES and recipe.verified == "primary"
+
+
+def test_an_unknown_shape_is_refused():
+    with pytest.raises(ValueError, match="shape must be one of"):
+        view.compose("zigzag", "3 %", "0", 1000)
+
+
+def test_the_composer_follows_its_controls(monkeypatch):
+    monkeypatch.setattr("course_lib.views.controls.display", lambda *a, **k: None)
+    box = view.composer()
+    before = box.image.value
+    box.values["length"].value = 2000
+    assert box.image.value != before
+    assert "never finishes" in re.sub("<.*?>", "", box.sentence.value)
+    box.values["shape"].value = "one-cycle"
+    assert "first at update" in box.sentence.value

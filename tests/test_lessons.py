@@ -9,16 +9,20 @@ from course_lib.check import NOT_ATTEMPTED, PASSED, WRONG, Exercise, Prediction,
 from course_lib.graph import trace
 from course_lib.lessons import graph, start
 from course_lib.lessons import optimizers as rules
+from course_lib.lessons import schedules as rates
 from course_lib.lessons import training as lesson
 from course_lib.memory_trace import measure
 from course_lib.optimizers import state_bytes
+from course_lib.schedules import constant, cosine, linear, warmup
 from course_lib.training import train_step
 
-VALUES = [value for module in (start, lesson, graph, rules) for value in vars(module).values()]
+VALUES = [
+    value for module in (start, lesson, graph, rules, rates) for value in vars(module).values()
+]
 EXERCISES = [value for value in VALUES if isinstance(value, Exercise)]
 PREDICTIONS = [value for value in VALUES if isinstance(value, Prediction)]
 QUESTIONS = [value for value in VALUES if isinstance(value, Question)]
-QUESTIONS += [*lesson.quiz, *graph.quiz, *rules.quiz]
+QUESTIONS += [*lesson.quiz, *graph.quiz, *rules.quiz, *rates.quiz]
 
 
 @pytest.mark.parametrize("exercise", EXERCISES)
@@ -321,3 +325,84 @@ def test_the_size_of_the_state_is_torchs(case):
 def test_the_valley_says_what_is_missing(build, status, message):
     result = rules.valley.check(build)
     assert result.status == status and message in result.message
+
+
+# --- chapter 04 ---
+
+
+def rates_of(build, updates, steps_first=False):
+    """The rates that `updates` updates use under one of torch's schedulers."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
+    scheduler, seen = build(optimizer), []
+    for _ in range(updates):
+        if steps_first:
+            scheduler.step()
+        seen.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        if not steps_first:
+            scheduler.step()
+    return seen
+
+
+def test_what_chapter_04_predicts_is_what_torch_does():
+    cosines = torch.optim.lr_scheduler.CosineAnnealingLR
+    on = rates_of(lambda o: cosines(o, T_max=10), 21)
+    assert abs(on[15] - rates.beyond_the_end.expected) < 1e-9 and abs(on[20] - 1) < 1e-9
+    ends = rates_of(lambda o: cosines(o, T_max=1000), 251)[-1]
+    assert abs(ends - rates.counted_in_batches.expected) < rates.counted_in_batches.tolerance
+
+
+@pytest.mark.filterwarnings("ignore:Detected call")
+def test_what_chapter_04_s_quiz_calls_right_is_what_torch_does():
+    steps = torch.optim.lr_scheduler.MultiStepLR
+    right_order = rates_of(lambda o: steps(o, [2, 4]), 5)
+    wrong_order = rates_of(lambda o: steps(o, [2, 4]), 4, steps_first=True)
+    assert wrong_order == right_order[1:]
+    assert round(cosine(1.0, total_steps=200)(50), 2) == 0.85
+    assert [right(question) for question in rates.quiz] == [
+        "the first rate; every change comes one update early",
+        "it jumps up, to 0.85 of the peak",
+        "0.02",
+    ]
+
+
+def test_the_warm_cosine_is_the_library_s():
+    library = warmup(cosine(0.1, total_steps=20), warmup_steps=5)
+    for case in rates.warm_cosine.cases:
+        assert abs(rates.warm_cosine.answer(*case) - library(case[0])) < 1e-12
+
+
+@pytest.mark.parametrize("case", rates.updates.cases)
+def test_updates_are_counted_as_a_loop_makes_them(case):
+    examples, epochs, batch, devices, accumulate = case
+    made = 0
+    for _ in range(epochs):
+        left = examples
+        while left > 0:
+            left -= batch * devices * accumulate
+            made += 1
+    assert rates.updates.answer(*case) == made
+
+
+@pytest.mark.parametrize(
+    ("rate", "status", "message"),
+    [
+        (None, NOT_ATTEMPTED, ""),
+        (0.1, WRONG, "A schedule is a function"),
+        (lambda k: 2.0, WRONG, "between 0 and 1"),
+        (lambda k: "0.1", WRONG, "between 0 and 1"),
+        (constant(0.01), WRONG, "A constant rate has to choose"),
+        (cosine(0.5, total_steps=300), WRONG, "fall from 0.5"),
+        (cosine(0.03, total_steps=300), PASSED, ""),
+        (linear(0.03, total_steps=300), PASSED, ""),
+        (lambda k: 1 / (k + 2), PASSED, ""),
+    ],
+)
+def test_the_quiet_end_says_what_is_missing(rate, status, message):
+    result = rates.quiet_end.check(rate)
+    assert result.status == status and message in result.message
+
+
+def test_no_constant_rate_is_quiet_enough():
+    losses = [rates.noisy_loss(constant(rate)) for rate in (0.005, 0.01, 0.012, 0.015, 0.02, 0.05)]
+    assert min(losses) > 1.3 * rates.GOOD

@@ -39,7 +39,7 @@ class SGD(Optimizer):
                 if "b" in state:
                     state["b"].mul_(mu).add_(g)
                 else:
-                    state["b"] = g.clone()
+                    state["b"] = g
                 b = state["b"]
                 g = g + mu * b if group["nesterov"] else b
             theta -= lr * g

@@ -98,6 +98,20 @@ def test_the_race_draws_the_paths_up_to_the_update(landscape, rate, update):
     assert f"{landscape}, rates × {rate}" in picture.sentence
 
 
+@pytest.mark.parametrize("factor", race.FACTORS)
+def test_the_legend_says_the_rates_that_were_used(factor):
+    svg = race.race_view()(race.BOWL, factor, 10).svg
+    written = [text.text for text in elements(svg, "text")]
+    for racer, build in race.builders(race.BOWL, float(factor)).items():
+        rate = build([torch.nn.Parameter(torch.ones(1))]).param_groups[0]["lr"]
+        assert written[written.index(racer) + 1].startswith(f"lr {rate:.3g}")
+
+
+def test_a_loss_is_counted_from_the_minimum_s():
+    saddle = LANDSCAPES["saddle"]
+    assert race.loss_after(saddle, np.array([saddle.start, saddle.minimum])) == "below 1e-9"
+
+
 def test_every_word_lies_inside_the_picture():
     for landscape, rate, update in ENDS:
         svg = race.race_view()(landscape, rate, update).svg

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from course_lib import optimizers
+from course_lib import facts, optimizers
 from course_lib.optimizers import SGD, Adam, AdamW, state_bytes
 
 FACTS = Path(__file__).parent / "facts"
@@ -339,3 +339,14 @@ def test_state_bytes_looks_into_lists_and_counts_shared_memory_once():
 def test_state_bytes_needs_an_optimizer():
     with pytest.raises(TypeError, match="got Linear"):
         state_bytes(torch.nn.Linear(1, 1))
+
+
+def test_what_is_said_of_torchs_own_optimizers_is_what_they_keep():
+    said = {row.name: row for row in facts.optimizer_states()}
+    weight = torch.nn.Parameter(torch.ones(100, 50))
+    muon = torch.optim.Muon([weight])
+    weight.grad = torch.ones_like(weight)
+    muon.step()
+    assert said["Muon"].bytes_per_weight == state_bytes(muon) / weight.numel()
+    assert said["8-bit Adam"].bytes_per_weight == 2 * (1 + 4 / 256)
+    assert {row.verified for row in said.values()} <= {"primary", "secondary"}

@@ -33,13 +33,13 @@ class SGD(Optimizer):
         loss = _loss_of(closure)
         for theta, group in _with_gradient(self):
             lr, mu = group["lr"], group["momentum"]
-            g = theta.grad + group["weight_decay"] * theta
+            g = _with_l2(theta, group)
             if mu:
                 state = self.state[theta]
                 if "b" in state:
                     state["b"].mul_(mu).add_(g)
                 else:
-                    state["b"] = g
+                    state["b"] = g.clone()  # g may be the gradient itself
                 b = state["b"]
                 g = g + mu * b if group["nesterov"] else b
             theta -= lr * g
@@ -73,14 +73,14 @@ class Adam(Optimizer):
             lr, (beta1, beta2), decay = group["lr"], group["betas"], group["weight_decay"]
             state, g = self.state[theta], theta.grad
             if not state:
-                state["k"] = torch.zeros(())
+                state["step"] = _counter()
                 state |= {name: torch.zeros_like(theta) for name in ("m", "v")}
                 state |= {"largest_v": torch.zeros_like(theta)} if group["amsgrad"] else {}
-            m, v, k = state["m"], state["v"], state["k"].add_(1).item()
+            m, v, k = state["m"], state["v"], state["step"].add_(1).item()
             if self.decoupled:
                 theta *= 1 - lr * decay
             else:
-                g = g + decay * theta
+                g = _with_l2(theta, group)
             m.mul_(beta1).add_((1 - beta1) * g)
             v.mul_(beta2).add_((1 - beta2) * g * g)
             if group["amsgrad"]:
@@ -105,7 +105,7 @@ class AdamW(Adam):
 
 
 def state_bytes(optimizer: Optimizer) -> int:
-    """Bytes of all tensors in an optimizer's state, its step counters included. 0 before step 1.
+    """Bytes of all tensors in an optimizer's state, its step counters included.
 
     >>> adam = Adam([torch.zeros(10, requires_grad=True)])
     >>> state_bytes(adam)
@@ -125,6 +125,18 @@ def _with_gradient(optimizer: Optimizer) -> Iterator[tuple[Tensor, dict]]:
                 if theta.grad.layout is not torch.strided:
                     raise ValueError(f"only dense gradients, got {theta.grad.layout}")
                 yield theta, group
+
+
+def _with_l2(theta: Tensor, group: dict) -> Tensor:
+    """g + λ θ; without decay the gradient itself, which must not be changed."""
+    decay = group["weight_decay"]
+    return theta.grad + decay * theta if decay else theta.grad
+
+
+def _counter() -> Tensor:
+    """k as torch keeps it: under this name `load_state_dict` leaves its dtype alone."""
+    wide = torch.get_default_dtype() is torch.float64
+    return torch.tensor(0.0, dtype=torch.float64 if wide else torch.float32)
 
 
 def _loss_of(closure):

@@ -12,7 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from course_lib import facts, optimizers
+from course_lib import facts, models, optimizers
+from course_lib.memory_trace import measure
 from course_lib.optimizers import SGD, Adam, AdamW, state_bytes
 
 FACTS = Path(__file__).parent / "facts"
@@ -158,6 +159,50 @@ def test_a_closure_is_called_with_gradients_on():
 
     assert optimizer.step(closure).item() == 1.0
     assert abs(w.item() - 0.8) < 1e-6
+
+
+@pytest.mark.parametrize("kinds", PAIRS.values(), ids=PAIRS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_state_dict_keeps_the_counter_and_every_byte_in_any_dtype(kinds, dtype):
+    """More than 256 steps: in bfloat16 a counter would stop there."""
+
+    def steps(weight, optimizer, n):
+        for k in range(n):
+            weight.grad = torch.full_like(weight, (-1) ** k * 0.5)
+            optimizer.step()
+
+    whole, half = (torch.nn.Parameter(torch.ones(10, dtype=dtype)) for _ in range(2))
+    first, second = (kinds[0]([w], lr=0.01, **kinds[2]) for w in (whole, half))
+    steps(whole, first, 600)
+    steps(half, second, 300)
+    resumed = kinds[0]([half], lr=0.01, **kinds[2])
+    resumed.load_state_dict(copy.deepcopy(second.state_dict()))
+    assert state_bytes(resumed) == state_bytes(second)
+    steps(half, resumed, 300)
+    assert torch.equal(whole, half)
+
+
+@pytest.mark.parametrize("kind", [SGD, Adam, AdamW])
+def test_they_run_on_shapes_without_numbers_too(kind):
+    def traced(fake):
+        return measure(
+            lambda: models.mlp(8, 16, 4), lambda: torch.zeros(2, 8),
+            lambda model, x: model(x).sum(), lambda model: kind(model.parameters()), fake=fake,
+        )  # fmt: skip
+
+    assert traced(True).peak_bytes == traced(False).peak_bytes
+
+
+@pytest.mark.parametrize("kind", [SGD, Adam])
+def test_the_gradient_is_not_changed(kind):
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = kind([weight], **({"momentum": 0.9} if kind is SGD else {}))
+    for _ in range(3):
+        weight.grad = torch.full_like(weight, 2.0)
+        kept = weight.grad
+        optimizer.step()
+        optimizer.step()
+        assert torch.equal(kept, torch.full_like(weight, 2.0))
 
 
 FUNCTIONS = {

@@ -80,9 +80,10 @@ def trace(tensor: Any, parameters: nn.Module | Mapping[str, Any] | None = None) 
     """The graph behind a torch tensor or one of ours. Nothing is computed and nothing changes.
 
     `parameters` is a model, or tensors by name. They, and every nn.Parameter that is a leaf, are
-    left out of `saved_bytes`; frozen ones are known only if they are given. A tensor without a
-    graph is a single node. Raises TypeError for what is no tensor, ValueError for a cycle and
-    for sparse tensors.
+    left out of `saved_bytes`; frozen ones are known only if they are given. What `hiding` names
+    isn't counted. A tensor without a graph is a single node. Raises TypeError for what is no
+    tensor, ValueError for a cycle, for sparse tensors, and for a result of torch's in
+    `parameters`.
 
     >>> a = autograd.Tensor(3.0, requires_grad=True)
     >>> graph = trace(a * a, {"a": a})
@@ -153,6 +154,8 @@ def _named(parameters) -> dict[str, Any]:
     for name, tensor in parameters.items():
         if not isinstance(tensor, (torch.Tensor, autograd.Tensor)):
             raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+        if isinstance(tensor, torch.Tensor) and not tensor.is_leaf:
+            raise ValueError(f"{name} is a result, not a leaf: only leaves have names in torch")
     return dict(parameters)
 
 
@@ -166,8 +169,9 @@ def _graph(roots: list, parameters: dict[str, Any], stops) -> Graph:
     index = {found: i for i, found in enumerate(order)}
     edges = [(index[p], i) for i, found in enumerate(order) for p in parents_of(found)]
     names = {id(tensor): name for name, tensor in parameters.items()}
-    leaves = [leaf for leaf in map(_leaf, order) if isinstance(leaf, nn.Parameter)]
-    counted = {_storage(tensor)[0] for tensor in [*parameters.values(), *leaves]}
+    own = [leaf for leaf in map(_leaf, order) if isinstance(leaf, nn.Parameter)]
+    own += [tensor for tensor in parameters.values() if not getattr(tensor, "parents", ())]
+    counted = {_storage(tensor)[0] for tensor in own}
     nodes = [_node(found, names, counted, found in stopped) for found in order]
     return Graph(tuple(nodes), tuple(edges))
 

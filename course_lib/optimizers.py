@@ -1,11 +1,9 @@
-"""SGD, Adam and AdamW, written out with the papers' letters as torch optimizers.
+"""SGD, Adam and AdamW as torch optimizers, written out with the letters of papers and torch.
 
 θ parameter, g gradient, γ learning rate (`lr`), λ weight decay, μ momentum, k update number.
 They are `torch.optim.Optimizer`s, so that parameter groups, `state_dict` and `zero_grad` come
-with them. A parameter without a gradient is left alone.
+with them. A parameter without a gradient is left alone. Complex and sparse ones are refused.
 """
-
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -18,6 +16,8 @@ class SGD(Optimizer):
 
     Weight decay is L2: g ← g + λ θ. Source: https://proceedings.mlr.press/v28/sutskever13.html
     """
+
+    keeps = frozenset({"b"})
 
     def __init__(self, params, lr=1e-3, momentum=0.0, nesterov=False, weight_decay=0.0):
         _check_not_negative(lr=lr, momentum=momentum, weight_decay=weight_decay)
@@ -54,6 +54,7 @@ class Adam(Optimizer):
     Sources: https://arxiv.org/abs/1412.6980, https://arxiv.org/abs/1904.09237
     """
 
+    keeps = frozenset({"step", "m", "v", "largest_v"})
     decoupled = False
 
     def __init__(
@@ -118,13 +119,19 @@ def state_bytes(optimizer: Optimizer) -> int:
     return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
 
-def _with_gradient(optimizer: Optimizer) -> Iterator[tuple[Tensor, dict]]:
+def _with_gradient(optimizer: Optimizer) -> list[tuple[Tensor, dict]]:
+    """The parameters to move, each with its group; all are checked before any is moved."""
+    found = []
     for group in optimizer.param_groups:
-        for theta in group["params"]:
-            if theta.grad is not None:
-                if theta.grad.layout is not torch.strided:
-                    raise ValueError(f"only dense gradients, got {theta.grad.layout}")
-                yield theta, group
+        for theta in (p for p in group["params"] if p.grad is not None):
+            if theta.grad.layout is not torch.strided or theta.is_complex():
+                kind = f"{theta.dtype}, {theta.grad.layout}"
+                raise ValueError(f"only real, dense gradients, got {kind}")
+            foreign = optimizer.state.get(theta, {}).keys() - optimizer.keeps
+            if foreign:
+                raise ValueError(f"the state is another optimizer's: it has {sorted(foreign)}")
+            found.append((theta, group))
+    return found
 
 
 def _with_l2(theta: Tensor, group: dict) -> Tensor:

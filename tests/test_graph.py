@@ -296,6 +296,21 @@ def test_what_is_no_tensor_is_refused(arguments, message):
         trace(*arguments)
 
 
+def test_only_leaves_have_names_in_torch():
+    w = torch.ones(3, requires_grad=True)
+    h = w * 2.0
+    with pytest.raises(ValueError, match="h is a result"):
+        trace((h * h).sum(), {"w": w, "h": h})
+
+
+def test_a_named_result_of_our_engine_is_kept_all_the_same():
+    w = Tensor(np.ones(4), requires_grad=True)
+    h = w * 2.0
+    out = (h * h).sum()
+    assert trace(out, {"w": w, "h": h}).saved_bytes == trace(out, {"w": w}).saved_bytes
+    assert "h" in [node.name for node in trace(out, {"h": h}).nodes]
+
+
 def test_a_cycle_is_refused():
     a = Tensor(1.0, requires_grad=True)
     b = a * 2.0

@@ -308,12 +308,52 @@ def test_the_size_of_the_state_is_torchs(case):
     assert rules.kept.answer(*case) == state_bytes(optimizer)
 
 
+def test_each_belief_about_travel_and_decay_is_what_it_would_give():
+    sgd = torch.optim.SGD
+    damped = 1 - moves(sgd, [1.0] * 100, lr=0.1, momentum=0.9, dampening=0.9)[-1]
+    lagging = sum(0.1 * (1 - 0.9**k) for k in range(1, 101))  # a mean that begins at 0
+    wrong = {round(damped), 10 * 10, round(lagging), round(10 * (1 + 0.9))}
+    assert {belief.value for belief in rules.travel.beliefs} == wrong
+    (beside,) = moves(torch.optim.AdamW, [0.0], lr=1e-3, weight_decay=0.01)
+    assert {belief.value for belief in rules.decay_alone.beliefs} == {
+        0,
+        round((1 - beside) / 1e-3, 4),
+    }
+    assert "Right" not in rules.travel.compare(93, 91)
+
+
+def test_a_step_of_adamw_that_is_nearly_right_is_not():
+    assert rules.adamw_step.check(lambda *case: rules._adamw(*case) * (1 + 1e-5)).status == WRONG
+    exact = rules.adamw_step.check(lambda *case: torch.tensor(rules._adamw(*case)))
+    assert exact.status == PASSED  # in float32
+
+
+class TwoNumbers(torch.optim.SGD):
+    """Momentum that keeps another number for each weight."""
+
+    def __init__(self, params):
+        super().__init__(params, lr=0.003, momentum=0.9)
+
+    def step(self):
+        super().step()
+        for (weight,) in (group["params"] for group in self.param_groups):
+            self.state[weight]["more"] = torch.zeros_like(weight)
+
+
 @pytest.mark.parametrize(
     ("build", "status", "message"),
     [
         (None, NOT_ATTEMPTED, ""),
         (torch.optim.SGD([torch.zeros(1)]), WRONG, "A function from a list"),
         (lambda p: torch.optim.SGD(p, lr=2 / 1001), WRONG, "0.95 away"),
+        (lambda p: torch.optim.SGD(p, lr=1e3), WRONG, "farther away than it began, at nan"),
+        (TwoNumbers, WRONG, "32 bytes"),
+        # Nesterov's safe setting comes within 0.0115 only
+        (
+            lambda p: torch.optim.SGD(p, lr=0.001, momentum=0.9387, nesterov=True),
+            WRONG,
+            "not within 0.01",
+        ),
         (lambda p: torch.optim.SGD(p, lr=0.01), WRONG, "farther away than it began"),
         (lambda p: torch.optim.Adam(p, lr=0.1), WRONG, "more than one number each"),
         (lambda p: torch.optim.Adagrad(p, lr=0.5), WRONG, "away, not within"),

@@ -1,5 +1,6 @@
 """The race, read back from the SVG; the landscapes, against what is known of them."""
 
+import itertools
 import re
 from xml.etree import ElementTree
 
@@ -95,7 +96,7 @@ def test_the_race_draws_the_paths_up_to_the_update(landscape, rate, update):
         assert f"{racer} {race.loss_after(land, path[: update + 1])}" in picture.sentence
     assert not re.search("nan|inf", picture.svg)
     assert ("s best</text>" in picture.svg) == (landscape == race.BOWL and rate == "1")
-    assert f"{landscape}, rates × {rate}" in picture.sentence
+    assert f"{landscape}, rates × {rate}, loss above the minimum's" in picture.sentence
 
 
 @pytest.mark.parametrize("factor", race.FACTORS)
@@ -110,6 +111,22 @@ def test_the_legend_says_the_rates_that_were_used(factor):
 def test_a_loss_is_counted_from_the_minimum_s():
     saddle = LANDSCAPES["saddle"]
     assert race.loss_after(saddle, np.array([saddle.start, saddle.minimum])) == "below 1e-9"
+
+
+def test_every_stop_of_the_slider_is_drawn_without_a_warning(recwarn):
+    for landscape, rate in itertools.product(LANDSCAPES, race.FACTORS):
+        for update in range(0, race.UPDATES + 1, 5):
+            race.race_view()(landscape, rate, update)
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize(
+    ("end", "said"), [(10.0, "1e+02"), (31.0, "1e+03"), (32.0, "lost"), (1e-5, "1e-10"), (0, "0")]
+)
+def test_a_loss_is_lost_beyond_a_thousand_times_the_start_s(end, said):
+    slope = Landscape(lambda x, y: x * x, (1, 0), (0, 0), (-1, 1), (-1, 1))
+    said = "below 1e-9" if end < 1e-4 else said
+    assert race.loss_after(slope, np.array([(1.0, 0.0), (end, 0.0)])) == said
 
 
 def test_every_word_lies_inside_the_picture():
@@ -138,6 +155,7 @@ def test_the_walk_opens_with_its_start(monkeypatch):
     shown = []
     monkeypatch.setattr("course_lib.views.controls.display", lambda data, raw: shown.append(data))
     box = race.race()
+    assert box.values["update"].max == race.UPDATES
     box.values["rate"].value = "2"
     assert "SGD lost" in box.sentence.value or "lost" in box.sentence.value
     box.values["landscape"].value = "saddle"

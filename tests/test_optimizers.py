@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from course_lib import facts, models, optimizers
+from course_lib import facts, models
 from course_lib.memory_trace import measure
 from course_lib.optimizers import SGD, Adam, AdamW, state_bytes
 
@@ -366,11 +366,39 @@ def test_what_makes_no_optimizer_is_refused(make, message):
         make()
 
 
-def test_sparse_gradients_are_refused():
+@pytest.mark.parametrize("kind", [SGD, Adam, AdamW])
+def test_sparse_and_complex_ones_are_refused_before_any_is_moved(kind):
     embedding = torch.nn.Embedding(4, 2, sparse=True)
     embedding(torch.tensor([1])).sum().backward()
-    with pytest.raises(ValueError, match="only dense gradients"):
-        optimizers.Adam(embedding.parameters()).step()
+    wave = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    wave.grad = torch.ones_like(wave)
+    for refused in (embedding.weight, wave):
+        first = torch.nn.Parameter(torch.ones(2))
+        first.grad = torch.ones(2)
+        with pytest.raises(ValueError, match="only real, dense gradients"):
+            kind([first, refused]).step()
+        assert torch.equal(first, torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("kind", "other"),
+    [
+        (SGD, lambda p: torch.optim.SGD(p, momentum=0.9)),
+        (Adam, torch.optim.Adam),
+        (AdamW, torch.optim.AdamW),
+        (SGD, Adam),
+        (Adam, lambda p: SGD(p, momentum=0.9)),
+    ],
+)
+def test_the_state_of_another_optimizer_is_refused(kind, other):
+    weight = torch.nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+    before = other([weight])
+    before.step()
+    ours = kind([weight])
+    ours.load_state_dict(before.state_dict())
+    with pytest.raises(ValueError, match="the state is another optimizer's"):
+        ours.step()
 
 
 def test_state_bytes_looks_into_lists_and_counts_shared_memory_once():

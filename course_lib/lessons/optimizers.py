@@ -266,9 +266,9 @@ kept = Exercise(
     ),
 )
 
-KAPPA, UPDATES, NEAR = 1000.0, 200, 0.01
+STEEP, WITHIN, NEAR = 1000.0, 200, 0.01
 TURN = torch.tensor([[1.0, 1.0], [-1.0, 1.0]], dtype=torch.float64) / math.sqrt(2)
-VALLEY = TURN.T @ torch.diag(torch.tensor([1.0, KAPPA], dtype=torch.float64)) @ TURN
+VALLEY = TURN.T @ torch.diag(torch.tensor([1.0, STEEP], dtype=torch.float64)) @ TURN
 MINIMUM = torch.tensor([3.0, -2.0], dtype=torch.float64)
 
 
@@ -279,7 +279,7 @@ def _through_the_valley(build) -> str | None:
     point = torch.nn.Parameter(MINIMUM + TURN.T @ torch.ones(2, dtype=torch.float64))
     start = (point.detach() - MINIMUM).norm().item()
     optimizer = build([point])
-    for _ in range(UPDATES):
+    for _ in range(WITHIN):
         point.grad = VALLEY @ (point.detach() - MINIMUM)
         optimizer.step()
     far, state = (point.detach() - MINIMUM).norm().item(), state_bytes(optimizer)
@@ -288,12 +288,12 @@ def _through_the_valley(build) -> str | None:
     if not far <= start:
         return (
             f"It ends farther away than it began, at {far:.2g}. The largest curvature is "
-            f"{KAPPA:g}: which rate and momentum does that bear?"
+            f"{STEEP:g}: which rate and momentum does that bear?"
         )
     if far > NEAR:
         return (
-            f"After {UPDATES} updates it is {far:.2g} away, not within {NEAR}. The curvature along "
-            f"the valley is 1, across it {KAPPA:g}, and neither axis is a weight's own. What goes "
+            f"After {WITHIN} updates it is {far:.2g} away, not within {NEAR}. The curvature along "
+            f"the valley is 1, across it {STEEP:g}, and neither axis is a weight's own. What goes "
             "on along the valley while it is calm across?"
         )
     return None

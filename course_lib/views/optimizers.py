@@ -82,7 +82,8 @@ def race_view() -> Callable[..., style.Picture]:
             *_legend(landscape, float(rate), losses, theory),
         )
         listed = ", ".join(f"{racer} {loss}" for racer, loss in losses.items())
-        said = f"{landscape}, rates × {rate}, loss after {update} updates: {listed}."
+        said = f"{landscape}, rates × {rate}, loss above the minimum's after {update} updates: "
+        said += f"{listed}."
         said += " SGD's and momentum's rates are theory's best." if theory else ""
         return style.Picture(drawing, "a race of optimizers", said)
 
@@ -93,7 +94,8 @@ def race_view() -> Callable[..., style.Picture]:
 def loss_after(landscape: Landscape, path: np.ndarray) -> str:
     """The loss at a path's end, above the minimum's; "lost" where it has left for good."""
     lowest = landscape.loss(*landscape.minimum)
-    first, last = (landscape.loss(*point) - lowest for point in (path[0], path[-1]))
+    with np.errstate(over="ignore", invalid="ignore"):  # of a path that is lost
+        first, last = (landscape.loss(*point) - lowest for point in (path[0], path[-1]))
     if not last < LOST * max(first, 1):
         return "lost"
     return f"{last:.1g}" if last >= 1e-9 else "below 1e-9"
@@ -164,6 +166,7 @@ def _legend(landscape: str, factor: float, losses: dict[str, str], theory: bool)
         drawn.append(style.text(left + 42, y, racer, anchor="start", bold=True))
         drawn.append(style.text(left + 42, y + 16, options, anchor="start", size=12))
         drawn.append(style.text(left + 42, y + 32, f"loss {loss}", anchor="start", size=12))
-    if theory:
-        drawn.append(style.text(left, TOP + 246, "* theory's best", anchor="start", size=12))
+    notes = ["loss: above the minimum's", *(["* theory's best"] if theory else [])]
+    for row, note in enumerate(notes):
+        drawn.append(style.text(left, TOP + 246 + 18 * row, note, anchor="start", size=12))
     return drawn

@@ -243,7 +243,25 @@ def on_vectors():
     return (v / np.array([3.0, 3.0, 3.0]) + v / np.array([1.5, 1.5, 1.5])).sum(), {"a": a}
 
 
-STEPPED = {"seed": seeds_figure, "reused": reused, "arrays": on_arrays, "vectors": on_vectors}
+def used_three_times():
+    a = Tensor(3.0, requires_grad=True)
+    return a * a + 2.0 * a, {"a": a}
+
+
+def used_by_many():
+    a, b = Tensor(0.5, requires_grad=True), Tensor(-1.25, requires_grad=True)
+    c = (a * b + a) * (b * b - a) + (a / b) * (a + b)
+    return (c.tanh() + a) * (c.exp() + b), {"a": a, "b": b}
+
+
+STEPPED = {
+    "seed": seeds_figure,
+    "reused": reused,
+    "three times": used_three_times,
+    "many": used_by_many,
+    "arrays": on_arrays,
+    "vectors": on_vectors,
+}
 
 
 @pytest.fixture(scope="module", params=STEPPED.values(), ids=STEPPED)

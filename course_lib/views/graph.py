@@ -95,13 +95,18 @@ class Canvas:
             aside = 0.6 * self.wide * (met[edge] / twins - 0.5) if twins else 0
             met[edge] += 1
             (x0, y0), *bends, (x1, y1) = [self.middle(place) for place in places]
-            route = [(x0 + aside, y0 + BOX / 2)]
+            between = []
             for x, y in bends:  # straight past the nodes of the row, curved between rows
-                route += [(x, y - BOX / 2), (x, y + BOX / 2)]
-            quarter = self.wide / 4  # an edge from the side meets the child beside its middle
-            end = x1 + max(-quarter, min(quarter, (route[-1][0] - x1) / 4))
-            routes.append([*route, (end + aside, y1 - BOX / 2)])
+                between += [(x, y - BOX / 2), (x, y + BOX / 2)]
+            after, before = [*between, (x1, y1)][0][0], [(x0, y0), *between][-1][0]
+            start = (x0 + self._port(after - x0) + aside / 2, y0 + BOX / 2)
+            end = (x1 + self._port((before - x1) / 2) + aside, y1 - BOX / 2)
+            routes.append([start, *between, end])
         return routes
+
+    def _port(self, towards: float) -> float:
+        """How far from its node's middle an edge ends that comes from this side."""
+        return max(-self.wide / 4, min(self.wide / 4, towards / 2))
 
     def edge(self, route, name: str = "", *, up: bool = False, faint: bool = False) -> str:
         """A curve with its arrow at the lower end, or `up`; thick in the colour of `name`."""
@@ -118,10 +123,30 @@ class Canvas:
             f'<path d="{head}" fill="{color}"/></g>'
         )
 
-    def edge_label(self, route, said: str) -> str:
-        """Text on the edge, in the gap above the child."""
+    def label_spots(self, labelled) -> list[tuple[float, float]]:
+        """For each (route, text) the middle of the text, on the edge or beside it in the gap above
+        the child, where it covers no text before it, if there is such a place."""
+        taken: list[tuple[float, float, int]] = []
+        for route, said in labelled:
+            points = [self._along(route, t) for t in (0.5, 0.8, 0.2)]
+            beside = 3.4 * len(said) + 3
+            spots = [(x + aside, y) for aside in (0, beside, -beside) for x, y in points]
+            free = [
+                (x, y)
+                for x, y in spots
+                if all(
+                    abs(x - other) > 3.4 * (len(said) + n) or abs(y - height) > 14
+                    for other, height, n in taken
+                )
+            ]
+            taken.append((*(free or spots)[0], len(said)))
+        return [(x, y) for x, y, _ in taken]
+
+    def _along(self, route, t: float) -> tuple[float, float]:
+        """The point at 0 < t < 1 of an edge's last curve."""
         (x0, y0), (x1, y1) = route[-2:]
-        return style.text((x0 + x1) / 2, (y0 + y1) / 2 + 4, said, size=12, box=True)
+        across, down = t * t * (3 - 2 * t), t * (1.5 - 1.5 * t + t * t)
+        return x0 + (x1 - x0) * across, y0 + (y1 - y0) * down
 
     def node(self, place: Place, lines, role: str, *, marked=False, waits=False, swatch="") -> str:
         """A box, round for what is given; dashed while it waits; a swatch names a category."""

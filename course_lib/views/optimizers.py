@@ -98,7 +98,7 @@ def loss_after(landscape: Landscape, path: np.ndarray) -> str:
         first, last = (landscape.loss(*point) - lowest for point in (path[0], path[-1]))
     if not last < LOST * max(first, 1):
         return "lost"
-    return f"{last:.1g}" if last >= 1e-9 else "below 1e-9"
+    return f"{float(f'{last:.1g}'):g}" if last >= 1e-9 else "below 1e-9"  # one digit
 
 
 def _xy(landscape: Landscape, points: np.ndarray) -> list[tuple[float, float]]:

@@ -168,11 +168,10 @@ def _draw(run: Replay, done: int, canvas: Canvas, places: Layout) -> str:
     handed = {h.edge: h for step in steps for h in step.handed}
     now = {h.edge for h in last.handed}
     current = set(_leaves(run)) if last.phase == "update" else {last.node}
-    parts, labels = [], []
-    for edge, route in enumerate(canvas.routes(run.graph.edges, places.edges)):
+    parts, routes = [], canvas.routes(run.graph.edges, places.edges)
+    for edge, route in enumerate(routes):
         if edge in handed:
             parts.append(canvas.edge(route, "moment" if edge in now else "gradients", up=True))
-            labels.append(canvas.edge_label(route, _on_edge(handed[edge].local)))
         else:
             parts.append(canvas.edge(route, faint=run.graph.edges[edge][1] not in known))
     gradients = run.gradients(done)
@@ -188,7 +187,12 @@ def _draw(run: Replay, done: int, canvas: Canvas, places: Layout) -> str:
                 swatch="gradients" if i in gradients else "",
             )
         )
-    return style.svg(canvas.width, canvas.height, *parts, *labels)
+    said = {h.edge: _on_edge(h.local) for step in run.steps for h in step.handed}
+    spots = canvas.label_spots([(routes[edge], text) for edge, text in said.items()])
+    for (edge, text), (x, y) in zip(said.items(), spots, strict=True):
+        if edge in handed:  # placed among all, so that it stays where it is
+            parts.append(style.text(x, y + 4, text, size=12, box=True))
+    return style.svg(canvas.width, canvas.height, *parts)
 
 
 def _lines(run: Replay, node: int, gradient, known: bool, updated: bool) -> list[str]:

@@ -186,7 +186,7 @@ def test_chapter_03_runs_and_its_race_is_run(lab):
     race.get_by_label("update").fill("9999")
     page.keyboard.press("Enter")
     chapter.settle()
-    assert "saddle, rates × 2, loss after 150 updates" in sentence.inner_text()
+    assert "saddle, rates × 2, loss above the minimum's after 150 updates" in sentence.inner_text()
     check = "lesson.kept.check(bytes_of_state)"
     stub = "def bytes_of_state(shapes, optimizer, bytes_per_number):"
     chapter.run_with(stub, f"{stub}\n    return 0 if optimizer == 'SGD' else 8")

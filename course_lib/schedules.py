@@ -177,6 +177,17 @@ def as_torch(schedule: Schedule, optimizer: torch.optim.Optimizer) -> LRSchedule
     return _FromSchedule(schedule, optimizer)
 
 
+def record_rates(optimizer: torch.optim.Optimizer) -> list[float]:
+    """A list that gets the rate of the first group at each `step()` from now on, as it is used."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"a torch Optimizer is needed, got {type(optimizer).__name__}")
+    rates: list[float] = []
+    optimizer.register_step_pre_hook(
+        lambda optimizer, *_: rates.append(float(optimizer.param_groups[0]["lr"]))
+    )
+    return rates
+
+
 def _schedule(rate: Schedule) -> Schedule:
     """A schedule that refuses what is no update's number."""
 

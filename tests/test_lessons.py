@@ -1,5 +1,7 @@
 """Each foreseen belief gets its own feedback, and what a lesson calls right is measured."""
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -13,7 +15,7 @@ from course_lib.lessons import schedules as rates
 from course_lib.lessons import training as lesson
 from course_lib.memory_trace import measure
 from course_lib.optimizers import state_bytes
-from course_lib.schedules import constant, cosine, linear, warmup
+from course_lib.schedules import constant, cosine, linear
 from course_lib.training import train_step
 
 VALUES = [
@@ -406,10 +408,73 @@ def test_what_chapter_04_s_quiz_calls_right_is_what_torch_does():
     ]
 
 
-def test_the_warm_cosine_is_the_library_s():
-    library = warmup(cosine(0.1, total_steps=20), warmup_steps=5)
-    for case in rates.warm_cosine.cases:
-        assert abs(rates.warm_cosine.answer(*case) - library(case[0])) < 1e-12
+def strayed(kind, rate, batch, noise):
+    weights = nn.Parameter(torch.zeros(noise.shape[1], dtype=torch.float64))
+    optimizer = kind([weights], lr=rate)
+    for rows in noise.split(batch):
+        weights.grad = rows.mean(0)
+        optimizer.step()
+    return weights.norm().item()
+
+
+def test_noise_spreads_adam_s_weights_as_the_prediction_says():
+    generator = torch.Generator().manual_seed(1)
+    noise = torch.randn(1600, 200, generator=generator, dtype=torch.float64)
+    adam, sgd = torch.optim.Adam, torch.optim.SGD
+    base = strayed(adam, 0.001, 1, noise)
+    expected, tolerance = rates.adams_spread.expected, rates.adams_spread.tolerance
+    assert abs(strayed(adam, 0.016, 16, noise) / base - expected) < tolerance
+    assert abs(strayed(adam, 0.004, 16, noise) / base - 1) < 0.1
+    ratio = strayed(sgd, 0.016, 16, noise) / strayed(sgd, 0.001, 1, noise)
+    assert abs(ratio - 1) < 1e-9
+
+
+def rises(curve):
+    return [k for k, (a, b) in enumerate(itertools.pairwise(curve)) if b > a + 1e-12]
+
+
+def test_each_recorded_fault_shows_as_its_description_says():
+    seen = rates.recordings()
+    assert [fault.number for fault in rates.FAULTS.values()] == [4, 6, 2, 5, 1, 3]
+    assert all(curve[0] == 1 for curve in seen.values())
+    assert [len(curve) for curve in seen.values()] == [100, 100, 100, 200, 100, 25]
+    stairs = [seen["A"][i : i + 10] for i in range(0, 100, 10)]
+    assert all(len(set(stair)) == 1 for stair in stairs) and seen["A"][-1] > 0.95
+    assert rises(seen["B"]) == [49] and seen["B"][50:] == seen["B"][:50]
+    assert max(seen["C"][25:]) < 1e-12 < seen["C"][24]
+    longer = cosine(1.0, total_steps=200)
+    assert rises(seen["D"]) == [49] and seen["D"][50:] == [longer(k) for k in range(50, 200)]
+    assert abs(seen["E"][50]) < 1e-12 and rises(seen["E"]) == list(range(50, 99))
+    assert rises(seen["F"]) == [] and min(seen["F"]) > 0.86
+
+
+@pytest.mark.parametrize(
+    ("numbers", "status", "message"),
+    [
+        (None, NOT_ATTEMPTED, ""),
+        ("462513", PASSED, ""),
+        ([4, 6, 2, 5, 1, 3], PASSED, ""),
+        (462513, WRONG, "It raised TypeError"),
+        ("4625", WRONG, "Six different numbers"),
+        ("444444", WRONG, "Six different numbers"),
+    ],
+)
+def test_the_recorder_takes_six_numbers(numbers, status, message):
+    result = rates.recorder.check(numbers)
+    assert result.status == status and message in result.message
+
+
+def test_each_of_all_diagnoses_hears_what_its_first_wrong_fault_would_show():
+    shows = {fault.number: fault.shows for fault in rates.FAULTS.values()}
+    right_one = [fault.number for fault in rates.FAULTS.values()]
+    for numbers in itertools.permutations(range(1, 7)):
+        result = rates.recorder.check(numbers)
+        wrong = [n for n, fault in zip(numbers, right_one, strict=True) if n != fault]
+        if not wrong:
+            assert result.status == PASSED
+        else:
+            assert result.message.startswith(f"{6 - len(wrong)} of 6. ")
+            assert f"with {wrong[0]}, {shows[wrong[0]]}." in result.message
 
 
 @pytest.mark.parametrize("case", rates.updates.cases)

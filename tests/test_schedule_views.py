@@ -85,3 +85,31 @@ def test_the_composer_follows_its_controls(monkeypatch):
     assert "never finishes" in re.sub("<.*?>", "", box.sentence.value)
     box.values["shape"].value = "one-cycle"
     assert "first at update" in box.sentence.value
+
+
+def curves():
+    return {"falls": [1 - k / 40 for k in range(41)], "breaks": [1.0, 0.2, 0.1, 0.9, 0.5]}
+
+
+def test_the_panels_show_each_curve_and_the_sentence_its_quarters_and_jumps():
+    picture = view.rates_picture(curves(), "Two curves")
+    lines = elements(picture.svg, "polyline")
+    for i, (line, rates) in enumerate(zip(lines, curves().values(), strict=True)):
+        points = [tuple(map(float, p.split(","))) for p in line.get("points").split()]
+        left, top = 34 + 286 * i, 52
+        for (x, y), (k, rate) in zip(points, enumerate(rates), strict=True):
+            assert x == pytest.approx(left + 230 * k / (len(rates) - 1), abs=0.06)
+            assert y == pytest.approx(top + 80 * (1 - rate), abs=0.06)
+    assert "falls: update 0, 10, 20, 30, 40: 1.00, 0.75, 0.50, 0.25, 0.00." in picture.sentence
+    assert picture.sentence.endswith("0.90, 0.50. After 2 it jumps up to 0.90.")
+    assert picture.sentence.count("jumps") == 1
+
+
+def test_a_warmup_is_no_jump():
+    assert "jumps" not in view.rates_picture({"w": [0.1, 0.5, 1.0, 0.4, 0.0]}, "w").sentence
+
+
+@pytest.mark.parametrize("bad", [{}, {"a": [1.0]}, {"a": [0.5, 1.5]}, {"a": [0.0, -0.1]}])
+def test_what_cannot_be_drawn_is_refused(bad):
+    with pytest.raises(ValueError, match="rates"):
+        view.rates_picture(bad, "bad")

@@ -1,9 +1,11 @@
 """The schedules, against published values, torch's own, and the laws that they state."""
 
+import ast
 import csv
 import math
 from pathlib import Path
 
+import nbformat
 import pytest
 import torch
 from hypothesis import given
@@ -17,6 +19,7 @@ from course_lib.schedules import (
     fraction_to_steps,
     linear,
     one_cycle,
+    record_rates,
     step_decay,
     warmup,
     wsd,
@@ -284,3 +287,36 @@ def test_a_schedule_is_what_train_takes():
     batches = ([torch.ones(1, 2)] for _ in range(8))
     train(model, batches, lambda m, x: m(x).mean(), optimizer, steps=8, schedule=SCHEDULE)
     assert optimizer.param_groups[0]["lr"] == SCHEDULE(7)
+
+
+def test_recorded_rates_are_those_that_the_updates_used():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+    optimizer.step()
+    rates = record_rates(optimizer)
+    for rate in (0.1, 0.2):
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.step()
+    optimizer.param_groups[0]["lr"] = 0.3
+    assert rates == [0.1, 0.2]
+    with pytest.raises(TypeError, match="torch Optimizer"):
+        record_rates("sgd")
+
+
+FORMULAS = {
+    "get_cosine_schedule_with_warmup(w=10,T=100,cycles=.5)": "transformers_rate",
+    "WarmupCosineLR(T=100,w=10,cos_min_ratio=1e-4,log)": "deepspeed_rate",
+}
+
+
+@pytest.mark.parametrize("schedule", FORMULAS)
+def test_the_formulas_that_chapter_04_writes_out_are_the_published_ones(schedule):
+    chapter = Path(__file__).parents[1] / "chapters" / "04_schedules.ipynb"
+    cells = nbformat.read(chapter, 4).cells
+    (source,) = (cell.source for cell in cells if f"def {FORMULAS[schedule]}" in cell.source)
+    names = {"math": math, "w": 10, "K": 90}
+    functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+    exec(compile(ast.Module(functions, []), "chapter 04", "exec"), names)
+    rows = [row for row in ROWS if row["schedule"] == schedule]
+    assert len(rows) >= 7
+    for row in rows:
+        assert abs(names[FORMULAS[schedule]](int(row["step"])) - float(row["lr"])) < 1e-12

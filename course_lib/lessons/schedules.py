@@ -1,10 +1,15 @@
 """Chapter 04: predictions, exercises and quiz on learning-rate schedules."""
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR
 
 from course_lib.check import Belief, Challenge, Exercise, Mistake, Option, Prediction, Question
+from course_lib.schedules import as_torch, cosine, record_rates
 
 beyond_the_end = Prediction(
     question="torch's CosineAnnealingLR with T_max=10 goes from 1 to 0 in ten updates. It is "
@@ -21,6 +26,30 @@ beyond_the_end = Prediction(
         Belief(0, "It doesn't stay down. T_max is half of a whole cosine, and it climbs back."),
         Belief(1, "It doesn't start again either: it returns the way it came."),
         Belief(0.75, "That would be a straight line from the top; it comes up from below."),
+    ),
+)
+
+adams_spread = Prediction(
+    question="Gradients are pure noise. The batch grows from 1 to 16, and so does Adam's rate, by "
+    "the rule that holds for SGD. After the same examples, how far do the weights stray, next to "
+    "batch 1? (1: as far.)",
+    unit="times as far",
+    expected=4,
+    tolerance=0.4,
+    low=0,
+    high=100,
+    too_low="Adam divides the noise by its own size: the smaller noise of a larger batch makes no "
+    "smaller steps. Only their number falls.",
+    too_high="There are 16 times fewer steps, and random steps add up like the root of their "
+    "number.",
+    beliefs=(
+        Belief(1, "For SGD. Adam has scaled the smaller noise up again before the rate acts."),
+        Belief(
+            16,
+            "Each step is 16 times as long, but there are 16 times fewer, and random steps "
+            "add up like a root: 16 / 4.",
+        ),
+        Belief(0.25, "That is SGD with the old rate: less noise, fewer steps of the same rate."),
     ),
 )
 
@@ -84,48 +113,6 @@ quiz = (
 )
 
 
-def _warm_cosine(k, peak, warmup, total, *, first=1, inner=None, hold=True):
-    if k < warmup:
-        return peak * (k + first) / warmup
-    done = (k - warmup) / (total - warmup) if inner is None else inner(k, warmup, total)
-    return peak * (1 + math.cos(math.pi * (min(done, 1.0) if hold else done))) / 2
-
-
-warm_cosine = Exercise(
-    _warm_cosine,
-    tuple((k, 0.1, 5, 25) for k in (0, 3, 4, 5, 6, 15, 24, 25, 40)),
-    (
-        Mistake(
-            lambda *case: _warm_cosine(*case, first=0),
-            "That begins at 0: the first update learns nothing. Update k uses (k + 1) / warmup.",
-        ),
-        Mistake(
-            lambda *case: _warm_cosine(*case, hold=False),
-            "After the end it rises again. Hold the last rate.",
-        ),
-        Mistake(
-            lambda *case: _warm_cosine(*case, inner=lambda k, w, t: k / t),
-            "The cosine begins where the warmup ends: there it has done nothing yet.",
-        ),
-        Mistake(
-            lambda *case: _warm_cosine(*case, inner=lambda k, w, t: (k - w) / t),
-            "It doesn't arrive: the cosine has only total − warmup updates.",
-        ),
-        Mistake(
-            lambda *case: 2 * _warm_cosine(*case) if case[0] >= case[2] else _warm_cosine(*case),
-            "1 + cos goes from 2 to 0: halve it.",
-        ),
-        Mistake(
-            lambda k, peak, w, t: _warm_cosine(k, peak, w, t) if k < w else (
-                peak * max(0.0, 1 - (k - w) / (t - w))
-            ),
-            "That falls in a straight line.",
-        ),
-    ),
-    tolerance=1e-6,
-)  # fmt: skip
-
-
 def _updates(examples, epochs, batch, devices, accumulate, *, last=math.ceil):
     """`batch` is of one device; the last update of an epoch may be smaller."""
     return epochs * last(examples / (batch * devices * accumulate))
@@ -166,6 +153,121 @@ updates = Exercise(
         Mistake(lambda n, e, b, d, a: e, "Those are epochs."),
     ),
 )
+
+UPDATES = 100  # that the six loops of the recorder mean to make
+
+
+def _optimizer() -> tuple[Optimizer, list[float]]:
+    """An optimizer with a rate of 1 and one weight that has no gradient, and its recorder."""
+    optimizer = SGD([torch.nn.Parameter(torch.zeros(()))], lr=1.0)
+    return optimizer, record_rates(optimizer)
+
+
+def too_short() -> list[float]:
+    optimizer, rates = _optimizer()
+    scheduler = CosineAnnealingLR(optimizer, T_max=UPDATES // 2)
+    for _ in range(UPDATES):
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+def once_an_epoch() -> list[float]:
+    optimizer, rates = _optimizer()
+    scheduler = CosineAnnealingLR(optimizer, T_max=UPDATES)
+    for _ in range(10):
+        for _ in range(UPDATES // 10):
+            optimizer.step()
+        scheduler.step()
+    return rates
+
+
+def in_batches() -> list[float]:
+    optimizer, rates = _optimizer()
+    scheduler = CosineAnnealingLR(optimizer, T_max=UPDATES)
+    for batch in range(UPDATES):
+        if batch % 4 == 3:
+            optimizer.step()
+            scheduler.step()
+    return rates
+
+
+def by_each_process() -> list[float]:
+    optimizer, rates = _optimizer()
+    scheduler = LinearLR(optimizer, start_factor=1.0, end_factor=0.0, total_iters=UPDATES)
+    for _ in range(UPDATES):
+        optimizer.step()
+        for _ in range(4):
+            scheduler.step()
+    return rates
+
+
+def lost_position() -> list[float]:
+    rates = []
+    for _ in range(2):  # the second time, the run is resumed from its weights
+        optimizer, part = _optimizer()
+        scheduler = CosineAnnealingLR(optimizer, T_max=UPDATES)
+        for _ in range(UPDATES // 2):
+            optimizer.step()
+            scheduler.step()
+        rates += part
+    return rates
+
+
+def lengthened() -> list[float]:
+    optimizer, rates = _optimizer()
+    scheduler = as_torch(cosine(1.0, total_steps=UPDATES), optimizer)
+    for k in range(2 * UPDATES):
+        if k == UPDATES // 2:  # resumed, to go on for twice as long
+            position = scheduler.state_dict()
+            scheduler = as_torch(cosine(1.0, total_steps=2 * UPDATES), optimizer)
+            scheduler.load_state_dict(position)
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What a loop does wrong, its number in the list, and how that shows in its curve."""
+
+    loop: Callable[[], list[float]]
+    number: int
+    shows: str
+
+
+FAULTS = {
+    "A": Fault(once_an_epoch, 4, "the rate stands still for a whole epoch, then moves a little"),
+    "B": Fault(lost_position, 6, "half way, it is back at its first rate and does the same again"),
+    "C": Fault(by_each_process, 2, "it has come to its end after a quarter of the updates"),
+    "D": Fault(lengthened, 5, "half way it jumps up, but not to the peak, and goes on to the end"),
+    "E": Fault(too_short, 1, "it reaches 0 half way, and climbs back without a jump"),
+    "F": Fault(in_batches, 3, "there are fewer updates, and it has hardly left the peak"),
+}
+
+
+def recordings() -> dict[str, list[float]]:
+    """The rate of every update, as recorded, of the loops A to F."""
+    return {letter: fault.loop() for letter, fault in FAULTS.items()}
+
+
+def _diagnosed(numbers) -> str | None:
+    given = [int(n) for n in numbers]
+    if sorted(given) != sorted(fault.number for fault in FAULTS.values()):
+        return f"Six different numbers from 1 to 6 are needed, for A to F; got {numbers!r}."
+    shows = {fault.number: fault.shows for fault in FAULTS.values()}
+    wrong = {
+        letter: n
+        for (letter, fault), n in zip(FAULTS.items(), given, strict=True)
+        if fault.number != n
+    }
+    if not wrong:
+        return None
+    letter, number = next(iter(wrong.items()))
+    return f"{6 - len(wrong)} of 6. {letter} isn't {number}: with {number}, {shows[number]}."
+
+
+recorder = Challenge(_diagnosed)
 
 STEPS, GOOD = 300, 0.0065
 

@@ -1,7 +1,8 @@
-"""The composer: a schedule put together, its curve, its code, and the nearest published one."""
+"""Curves of rates: recorded ones side by side, and the composer, where a schedule is put together
+and drawn with its code and the nearest published one."""
 
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,6 +98,56 @@ def composer_view(shape: str, warmup: str, final: str, length: int) -> style.Pic
     )
     sentence = f"{_rates(made.rate)}. {_warning(made.rate, length)}{_published(published)}"
     return style.Picture(drawing, "a schedule", sentence)
+
+
+def show_rates(curves: Mapping[str, Sequence[float]], title: str, unit: str = "update") -> None:
+    """Show curves of rates, at most 1, in panels of their own, by name, and say their ends."""
+    style.show(rates_picture(curves, title, unit))
+
+
+def rates_picture(
+    curves: Mapping[str, Sequence[float]], title: str, unit: str = "update"
+) -> style.Picture:
+    """Two panels in a row; the rates, from 0 to 1, over the points of the curve."""
+    if not curves or any(len(rates) < 2 for rates in curves.values()):
+        raise ValueError("curves of two rates or more are needed")
+    if not all(0 <= rate <= 1 for rates in curves.values() for rate in rates):
+        raise ValueError("rates are drawn as parts of the peak: between 0 and 1")
+    parts = [style.text(12, 22, title, anchor="start", size=15, bold=True)]
+    for i, (name, rates) in enumerate(curves.items()):
+        parts += _panel(name, rates, 34 + i % 2 * 286, 52 + i // 2 * 138)
+    height = 52 + -(-len(curves) // 2) * 138
+    sentence = " ".join(f"{name}: {_quarters(rates, unit)}" for name, rates in curves.items())
+    return style.Picture(style.svg(580, height, *parts), title, sentence)
+
+
+def _quarters(rates: Sequence[float], unit: str) -> str:
+    """Where a curve is at its start, its quarters and its end."""
+    last = len(rates) - 1
+    at = [round(last * i / 4) for i in range(5)]
+    where = ", ".join(f"{k:,}" for k in at)
+    said = f"{unit} {where}: {', '.join(f'{rates[k]:.2f}' for k in at)}."
+    jumps = [k for k in range(1, last) if rates[k] < rates[k - 1] and rates[k + 1] > rates[k] + 0.1]
+    return " ".join([said, *(f"After {k:,} it jumps up to {rates[k + 1]:.2f}." for k in jumps)])
+
+
+def _panel(name: str, rates: Sequence[float], left: float, top: float) -> list[str]:
+    wide, tall, last = 230, 80, len(rates) - 1
+    points = " ".join(
+        f"{left + wide * k / last:.1f},{top + tall * (1 - rate):.1f}"
+        for k, rate in enumerate(rates)
+    )
+    return [
+        style.text(left + wide / 2, top - 7, name, bold=True),
+        style.line(left, top, left, top + tall),
+        style.line(left, top + tall, left + wide, top + tall),
+        style.text(left - 6, top + 5, "1", anchor="end"),
+        style.text(left - 6, top + tall + 4, "0", anchor="end"),
+        style.text(left, top + tall + 17, "0"),
+        style.text(left + wide, top + tall + 17, f"{last:,}"),
+        f'<polyline points="{points}" fill="none" stroke="{style.COLOR["weights"]}" '
+        'stroke-width="2" data-name="rate"/>',
+    ]
 
 
 def _rates(rate: Schedule) -> str:

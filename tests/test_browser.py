@@ -199,6 +199,43 @@ def test_chapter_03_runs_and_its_race_is_run(lab):
     page.close()
 
 
+def test_chapter_04_runs_and_a_schedule_is_composed(lab):
+    chapter = lab("04_schedules.ipynb")
+    page = chapter.page
+    chapter.run_all()
+    assert_clean(chapter)
+    composer = chapter.cell("pictures.composer()")
+    picture, sentence = composer.locator("img").first, composer.locator("p[role=status]")
+    before = picture.get_attribute("src")
+    assert "Nearest published: LLaMA 65B" in sentence.inner_text()
+    composer.get_by_label("shape").select_option("linear")
+    composer.get_by_label("warmup").select_option("0 %")
+    chapter.settle()
+    assert "None of the recipes" in sentence.inner_text()
+    composer.get_by_label("length of the schedule").fill("9999")
+    page.keyboard.press("Enter")
+    chapter.settle()
+    assert "it is 2000 updates long and 1000 are planned" in sentence.inner_text()
+    assert picture.get_attribute("src") != before
+
+    # A guess that holds for SGD, and a diagnosis with two faults exchanged.
+    page.get_by_label("Your guess").nth(1).fill("1")
+    page.keyboard.press("Enter")
+    chapter.settle()
+    chapter.run_again("guess_spread.compare")
+    said = " ".join(chapter.cell("guess_spread.compare").inner_text().split())
+    assert "You said 1 times as far; measured: 4.12. For SGD." in said
+    check = "lesson.recorder.check(faults)"
+    chapter.run_with("faults = None", 'faults = "462315"')
+    chapter.run_again(check)
+    assert "Not yet: 4 of 6. D isn't 3: with 3," in chapter.cell(check).inner_text()
+    chapter.run_with("faults = ", 'faults = "462513"')
+    chapter.run_again(check)
+    assert "Passed." in chapter.cell(check).inner_text()
+    assert_clean(chapter)
+    page.close()
+
+
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
 @pytest.mark.parametrize("width", [900, 1280])
 def test_no_output_is_wider_than_its_window(lab, path, width):

@@ -7,7 +7,7 @@ import them. `tests/test_layers.py` reads this list.
     units facts doctor              what is known: bytes, FLOPs, seconds; typed records; versions
     models datasets landscapes      what is trained
     autograd graph replay           a small engine; what was recorded; its passes, step by step
-    optimizers schedules            SGD, Adam, AdamW and what they keep; rates by update number
+    optimizers schedules precision  rules and state; rates by update number; formats, loss scaling
     compute live_bytes              FLOPs; every storage while it lives
     training memory_trace           the step; the step, measured
     check                           predictions and exercises: the engine, pure logic

@@ -1,0 +1,256 @@
+"""Number formats bit by bit, rounding to them, and the two tools of mixed precision.
+
+A `Format` is a sign bit, exponent bits and mantissa bits. `encode` and `decode` go from a number
+to its bits and back, `round_to` rounds whole tensors. `LossScaler` keeps small gradients from
+becoming 0 in fp16, `MasterWeights` keeps small updates from being lost.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Format:
+    """A binary floating-point format.
+
+    `infinite` says whether the highest exponent stands for infinity and NaN, as in IEEE 754;
+    where it doesn't (fp8 e4m3fn), only all ones are NaN, and numbers reach further.
+    `saturates` says what torch's cast does with larger numbers: the largest, or infinity.
+
+    >>> FP16.bits, FP16.max, FP16.eps
+    (16, 65504.0, 0.0009765625)
+    """
+
+    name: str
+    exponent_bits: int
+    mantissa_bits: int
+    infinite: bool = True
+    saturates: bool = False
+
+    @property
+    def bits(self) -> int:
+        return 1 + self.exponent_bits + self.mantissa_bits
+
+    @property
+    def bias(self) -> int:
+        """What is added to an exponent before it is stored."""
+        return 2 ** (self.exponent_bits - 1) - 1
+
+    @property
+    def max(self) -> float:
+        largest_field = 2**self.exponent_bits - (2 if self.infinite else 1)
+        last = 2 ** (1 - self.mantissa_bits) if not self.infinite else 2**-self.mantissa_bits
+        return (2 - last) * 2.0 ** (largest_field - self.bias)
+
+    @property
+    def min_normal(self) -> float:
+        return 2.0 ** (1 - self.bias)
+
+    @property
+    def min_subnormal(self) -> float:
+        """The smallest number above 0."""
+        return self.min_normal * self.eps
+
+    @property
+    def eps(self) -> float:
+        """The distance from 1 to the next number."""
+        return 2.0**-self.mantissa_bits
+
+
+FP32 = Format("fp32", 8, 23)
+TF32 = Format("tf32", 8, 10)
+FP16 = Format("fp16", 5, 10)
+BF16 = Format("bf16", 8, 7)
+FP8_E4M3 = Format("fp8 e4m3fn", 4, 3, infinite=False, saturates=True)
+FP8_E5M2 = Format("fp8 e5m2", 5, 2)
+
+
+def decode(bits: int, format: Format) -> float:
+    """The number that a pattern of bits stands for.
+
+    >>> decode(0b0_01111_1000000000, FP16)
+    1.5
+    """
+    if isinstance(bits, bool) or not isinstance(bits, int) or not 0 <= bits < 2**format.bits:
+        raise ValueError(f"{format.name} has patterns 0 to {2**format.bits - 1}, got {bits!r}")
+    sign = -1.0 if bits >> (format.bits - 1) else 1.0
+    field = bits >> format.mantissa_bits & 2**format.exponent_bits - 1
+    mantissa = bits & 2**format.mantissa_bits - 1
+    if field == 2**format.exponent_bits - 1:
+        if format.infinite:
+            return math.nan if mantissa else sign * math.inf
+        if mantissa == 2**format.mantissa_bits - 1:
+            return math.nan
+    if field == 0:  # subnormal: no 1 before the point
+        return sign * mantissa * format.min_subnormal
+    return sign * (1 + mantissa * format.eps) * 2.0 ** (field - format.bias)
+
+
+def encode(x: float, format: Format, *, overflow: str | None = None) -> int:
+    """The bits of the number of this format that is nearest to x; `overflow` as in `round_to`.
+
+    >>> f"{encode(1.5, FP16):016b}"
+    '0011111000000000'
+    """
+    if isinstance(x, bool) or not isinstance(x, (int, float)):
+        raise TypeError(f"encode takes a number, got {type(x).__name__}")
+    value = round_to(torch.tensor(x, dtype=torch.float64), format, overflow=overflow).item()
+    sign = int(math.copysign(1, value) < 0) << (format.bits - 1)
+    highest = 2**format.exponent_bits - 1 << format.mantissa_bits
+    if math.isnan(value):
+        return highest | (
+            2**format.mantissa_bits - 1 if not format.infinite else 2 ** (format.mantissa_bits - 1)
+        )
+    if math.isinf(value):
+        return sign | highest
+    size = abs(value)
+    if size < format.min_normal:
+        return sign | int(size / format.min_subnormal)
+    exponent = math.frexp(size)[1] - 1
+    mantissa = int((size / 2.0**exponent - 1) / format.eps)
+    return sign | exponent + format.bias << format.mantissa_bits | mantissa
+
+
+def round_to(x: Tensor, format: Format, *, overflow: str | None = None) -> Tensor:
+    """Each number's nearest of this format, in the dtype of x, float32 or float64; ties to even.
+
+    It rounds once, also from float64, where torch's own casts round to float32 first. Beyond the
+    largest number, `overflow="ieee"` gives infinity (NaN where the format has none) and
+    `"saturate"` the largest; the default is what torch 2.13's cast does.
+    """
+    if not isinstance(x, Tensor) or x.dtype not in (torch.float32, torch.float64):
+        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"round_to takes a float32 or float64 tensor, got {kind}")
+    if overflow is None:
+        overflow = "saturate" if format.saturates else "ieee"
+    if overflow not in ("ieee", "saturate"):
+        raise ValueError(f'overflow must be "ieee" or "saturate", got {overflow!r}')
+    wide = x.double()
+    _, exponent = torch.frexp(wide)  # |x| lies below 2**exponent, not below half of that
+    smallest = 1 - format.bias
+    step = _power_of_two((exponent - 1).clamp(min=smallest) - format.mantissa_bits)
+    rounded = torch.round(wide / step) * step  # torch.round takes ties to even
+    beyond = math.inf if format.infinite else math.nan
+    limit = torch.full_like(wide, format.max if overflow == "saturate" else beyond)
+    rounded = torch.where(rounded.abs() > format.max, limit.copysign(wide), rounded)
+    return torch.where(wide.isnan(), wide, rounded).to(x.dtype)
+
+
+def _power_of_two(exponent: Tensor) -> Tensor:
+    """2**exponent in float64, exactly: its bits are the exponent's, and no mantissa."""
+    return (exponent.long() + 1023 << 52).view(torch.float64)
+
+
+class LossScaler:
+    """Multiplies the loss, divides the gradients by the same, and skips steps that overflowed.
+
+    Step by step the same as `torch.amp.GradScaler`, whose names and defaults it has; `skipped`
+    counts the steps that were left out. In a training step, in this order: `scale(loss)` and
+    backward, `unscale_` if gradients are clipped, `step`, `update`.
+    Source: https://arxiv.org/abs/1710.03740
+    """
+
+    def __init__(
+        self,
+        init_scale: float = 65536.0,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+    ):
+        if not (0 < init_scale < math.inf and growth_factor > 1 and 0 < backoff_factor < 1):
+            raise ValueError(
+                "a scale above 0, a growth factor above 1 and a backoff factor between 0 and 1 "
+                f"are needed, got {init_scale}, {growth_factor}, {backoff_factor}"
+            )
+        if isinstance(growth_interval, bool) or not isinstance(growth_interval, int):
+            raise TypeError(f"growth_interval must be a number of steps, got {growth_interval!r}")
+        if growth_interval < 1:
+            raise ValueError(f"growth_interval must be at least 1, got {growth_interval}")
+        self.growth_factor, self.backoff_factor = growth_factor, backoff_factor
+        self.growth_interval = growth_interval
+        self.skipped = 0
+        self._scale = torch.tensor(init_scale, dtype=torch.float32)
+        self._in_a_row = 0  # steps without overflow since the scale last changed
+        self._overflowed: dict[int, bool] = {}  # by optimizer, once it is unscaled
+        self._stepped: set[int] = set()
+
+    def get_scale(self) -> float:
+        return self._scale.item()
+
+    def scale(self, loss: Tensor) -> Tensor:
+        return loss * self._scale.to(loss.device)
+
+    @torch.no_grad()
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divide the gradients by the scale, and note whether any is infinite or NaN."""
+        if id(optimizer) in self._stepped:
+            raise RuntimeError("unscale_() comes before step()")
+        if id(optimizer) in self._overflowed:
+            raise RuntimeError("these gradients are unscaled already: update() comes first")
+        inverse = self._scale.double().reciprocal().float()
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
+        gradients = [gradient for gradient in gradients if gradient is not None]
+        if not gradients:
+            raise RuntimeError("there are no gradients to unscale: backward() comes first")
+        if any(gradient.dtype == torch.float16 for gradient in gradients):
+            raise ValueError("fp16 gradients would underflow again: keep fp32 masters")
+        self._overflowed[id(optimizer)] = not all(g.isfinite().all() for g in gradients)
+        for gradient in gradients:
+            gradient.mul_(inverse.to(gradient.device))
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimizer's step, unless a gradient overflowed."""
+        if id(optimizer) in self._stepped:
+            raise RuntimeError("step() was called already since the last update()")
+        if id(optimizer) not in self._overflowed:
+            self.unscale_(optimizer)
+        self._stepped.add(id(optimizer))
+        if self._overflowed[id(optimizer)]:
+            self.skipped += 1
+        else:
+            optimizer.step()
+
+    def update(self) -> None:
+        """A smaller scale after an overflow, a larger one after `growth_interval` good steps."""
+        if not self._overflowed:
+            raise RuntimeError("update() comes after step(): no gradients were looked at")
+        if any(self._overflowed.values()):
+            self._scale = (self._scale.double() * self.backoff_factor).float()
+            self._in_a_row = 0
+        else:
+            self._in_a_row += 1
+            if self._in_a_row == self.growth_interval:
+                grown = (self._scale.double() * self.growth_factor).float()
+                self._scale = grown if grown.isfinite() else self._scale
+                self._in_a_row = 0
+        self._overflowed.clear()
+        self._stepped.clear()
+
+
+class MasterWeights:
+    """fp32 copies of 16-bit parameters, for the optimizer to update.
+
+    Build the optimizer on `masters`. After backward `take_gradients()` moves the gradients over,
+    after the optimizer's step `give_weights()` rounds the masters into the parameters.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter]):
+        self.parameters = list(parameters)
+        if not self.parameters or not all(isinstance(p, nn.Parameter) for p in self.parameters):
+            raise TypeError("MasterWeights takes a model's parameters")
+        self.masters = [nn.Parameter(p.detach().float().clone()) for p in self.parameters]
+
+    def take_gradients(self) -> None:
+        """Each gradient, in fp32, becomes its master's; the parameters have none left."""
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            master.grad = None if parameter.grad is None else parameter.grad.float()
+            parameter.grad = None
+
+    @torch.no_grad()
+    def give_weights(self) -> None:
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            parameter.copy_(master)

@@ -1,0 +1,304 @@
+"""Formats against torch's own casts, bit for bit; the scaler against torch's, step by step."""
+
+import csv
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from course_lib.precision import (
+    BF16,
+    FP8_E4M3,
+    FP8_E5M2,
+    FP16,
+    FP32,
+    TF32,
+    Format,
+    LossScaler,
+    MasterWeights,
+    decode,
+    encode,
+    round_to,
+)
+
+TORCH = {
+    FP16: torch.float16,
+    BF16: torch.bfloat16,
+    FP8_E4M3: torch.float8_e4m3fn,
+    FP8_E5M2: torch.float8_e5m2,
+}
+FORMATS = [FP32, TF32, *TORCH]
+
+with (Path(__file__).parent / "facts" / "number_formats.csv").open(encoding="utf-8") as file:
+    ROWS = {row["format"]: row for row in csv.DictReader(file)}
+
+
+def name(format):
+    return format.name
+
+
+def all_patterns(format):
+    """Every pattern of bits, read by torch, in float32."""
+    patterns = torch.arange(2**format.bits, dtype=torch.int32)
+    return patterns.to(torch.uint8 if format.bits == 8 else torch.int16).view(TORCH[format]).float()
+
+
+def same(a, b):
+    """Equal numbers, signs of zero included, and NaN in the same places."""
+    equal = (a == b) & (a.signbit() == b.signbit())
+    return (equal | (a.isnan() & b.isnan())).all().item()
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=name)
+def test_the_formats_are_the_published_ones(format):
+    row = ROWS[format.name.replace(" ", "_")]
+    fields = format.exponent_bits, format.mantissa_bits, format.bits, format.bias
+    assert fields == tuple(int(row[key]) for key in ("exponent", "mantissa", "bits", "bias"))
+    for key in ("max", "min_normal", "min_subnormal", "eps"):
+        assert getattr(format, key) == float(row[key])
+
+
+@pytest.mark.parametrize("format", TORCH, ids=name)
+def test_every_pattern_decodes_as_torch_reads_it_and_encodes_back(format):
+    read = all_patterns(format)
+    decoded = [decode(bits, format) for bits in range(2**format.bits)]
+    assert same(torch.tensor(decoded), read)
+    for bits, number in enumerate(decoded):
+        if not math.isnan(number):
+            assert encode(number, format) == bits
+    assert math.isnan(decode(encode(math.nan, format), format))
+
+
+@pytest.mark.parametrize("format", TORCH, ids=name)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_million_float32_patterns_round_as_torch_casts_them(format, seed):
+    generator = torch.Generator().manual_seed(seed)
+    patterns = torch.randint(-(2**31), 2**31, (10**6,), generator=generator)
+    x = patterns.to(torch.int32).view(torch.float32)
+    assert same(round_to(x, format), x.to(TORCH[format]).float())
+
+
+@pytest.mark.parametrize("format", TORCH, ids=name)
+def test_around_every_number_ties_go_to_even_as_in_torch(format):
+    read = all_patterns(format).double()
+    numbers = read[read.isfinite()].unique()
+    halves = ((numbers[1:] + numbers[:-1]) / 2).float()  # exact in float32, but for bf16's ends
+    near = [halves, *(halves.nextafter(torch.tensor(end)) for end in (-math.inf, math.inf))]
+    for x in near:
+        assert same(round_to(x, format), x.to(TORCH[format]).float())
+
+
+@given(x=st.floats(allow_nan=False), format=st.sampled_from(FORMATS))
+def test_rounding_finds_the_nearest_number(x, format):
+    rounded = round_to(torch.tensor(x, dtype=torch.float64), format, overflow="saturate").item()
+    bits = encode(rounded, format)
+    assert decode(bits, format) == rounded
+    size = bits & 2 ** (format.bits - 1) - 1
+    beside = [decode(bits - size + n, format) for n in (size - 1, size + 1) if n >= 0]
+    for other in beside:
+        if math.isfinite(other) and abs(x) <= format.max:
+            assert abs(x - rounded) <= abs(x - other)
+            if abs(x - rounded) == abs(x - other) and x != rounded:
+                assert size % 2 == 0
+    assert round_to(torch.tensor(rounded).double(), format).item() == rounded
+
+
+def test_tf32_is_fp16_s_mantissa_with_fp32_s_exponent():
+    x = torch.randn(10_000, generator=torch.Generator().manual_seed(0))
+    assert same(round_to(x, TF32), round_to(x, FP16))  # in fp16's normal range, nearly all
+    assert round_to(torch.tensor(1.0001), TF32) == 1
+    large = torch.tensor([1e38, -1e-30])
+    bits = round_to(large, TF32).view(torch.int32)
+    assert ((bits & 0x1FFF) == 0).all() and (round_to(large, TF32) / large - 1).abs().max() < 5e-4
+
+
+def test_torch_rounds_twice_from_float64_and_we_once():
+    x = torch.tensor(1 + 2**-11 + 2**-40, dtype=torch.float64)
+    assert x.to(torch.float16).double().item() == 1.0
+    assert round_to(x, FP16).item() == 1.0009765625
+
+
+@pytest.mark.parametrize(
+    ("format", "overflow", "expected"),
+    [
+        (FP16, None, math.inf),
+        (FP16, "saturate", 65504.0),
+        (FP8_E4M3, None, 448.0),
+        (FP8_E4M3, "ieee", math.nan),
+        (FP8_E5M2, None, math.inf),
+        (FP8_E5M2, "saturate", 57344.0),
+    ],
+)
+def test_beyond_the_largest(format, overflow, expected):
+    for x in (1e6, math.inf):
+        got = round_to(torch.tensor([x, -x]), format, overflow=overflow)
+        assert same(got, torch.tensor([expected, -expected]))
+        if not math.isnan(expected):
+            assert decode(encode(x, format, overflow=overflow), format) == expected
+
+
+def test_numbers_that_learners_get_wrong():
+    def of(x, format):
+        return round_to(torch.tensor(x), format).item()
+
+    assert of(257.0, BF16) == 256 and of(257.0, FP16) == 257
+    assert of(65519.0, FP16) == 65504 and of(65520.0, FP16) == math.inf
+    assert of(300.0**2, FP16) == math.inf and of(300.0**2, BF16) == 90112
+    assert of(1e-8, FP16) == 0 and abs(of(1e-8, BF16) / 1e-8 - 1) < 2**-8
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: round_to(1.0, FP16), TypeError, "float32 or float64 tensor, got float"),
+        (lambda: round_to(torch.ones(2).half(), FP16), TypeError, "got torch.float16"),
+        (lambda: round_to(torch.ones(2), FP16, overflow="wrap"), ValueError, "overflow must be"),
+        (lambda: encode("1", FP16), TypeError, "a number, got str"),
+        (lambda: encode(True, FP16), TypeError, "a number, got bool"),
+        (lambda: decode(65536, FP16), ValueError, "patterns 0 to 65535"),
+        (lambda: decode(-1, FP8_E5M2), ValueError, "patterns 0 to 255"),
+        (lambda: decode(1.0, FP16), ValueError, "patterns"),
+        (lambda: LossScaler(0.0), ValueError, "a scale above 0"),
+        (lambda: LossScaler(growth_factor=1.0), ValueError, "growth factor above 1"),
+        (lambda: LossScaler(backoff_factor=1.0), ValueError, "backoff factor"),
+        (lambda: LossScaler(growth_interval=0), ValueError, "at least 1"),
+        (lambda: LossScaler(growth_interval=1.5), TypeError, "a number of steps"),
+        (lambda: MasterWeights([]), TypeError, "a model's parameters"),
+        (lambda: MasterWeights([torch.ones(1)]), TypeError, "a model's parameters"),
+    ],
+)
+def test_bad_input_is_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+SETTINGS = [
+    {},
+    {"init_scale": 4.0, "growth_interval": 3},
+    {"init_scale": 1000.0, "growth_factor": 1.7, "backoff_factor": 0.3, "growth_interval": 5},
+    {"init_scale": 2.0**126, "growth_interval": 1},
+]
+
+
+def run(scaler, overflows):
+    """The scale after each step, whether it moved, and the weights; overflows are planted."""
+    generator = torch.Generator().manual_seed(0)
+    weights = nn.Parameter(torch.ones(5))
+    optimizer = torch.optim.SGD([weights], lr=0.01, momentum=0.9)
+    history = []
+    for k in range(200):
+        before = weights.detach().clone()
+        target = torch.randn(5, generator=generator)
+        loss = (weights - target).square().mean()
+        scaler.scale(loss).backward()
+        if k in overflows:
+            weights.grad[k % 5] = math.inf if k % 2 else math.nan
+        if k % 3 == 0:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        history.append((scaler.get_scale(), torch.equal(before, weights)))
+    return history, weights.detach()
+
+
+@pytest.mark.parametrize("options", SETTINGS, ids=str)
+def test_the_scaler_is_torch_s_step_by_step(options):
+    overflows = {0, 1, 7, 8, 50, 120, 121, 122, 199}
+    scaler = LossScaler(**options)
+    ours, our_weights = run(scaler, overflows)
+    torchs, weights = run(torch.amp.GradScaler("cpu", **options), overflows)
+    assert ours == torchs and torch.equal(our_weights, weights)
+    assert scaler.skipped == sum(stayed for _, stayed in ours) >= len(overflows)
+
+
+def half_step(scaler, gradient):
+    """One step of a fp16 weight with fp32 master whose true gradient is `gradient`."""
+    weight = nn.Parameter(torch.zeros(1, dtype=torch.float16))
+    pair = MasterWeights([weight])
+    optimizer = torch.optim.SGD(pair.masters, lr=0.25)
+    scaler.scale((gradient * weight).sum()).backward()
+    pair.take_gradients()
+    scaler.step(optimizer)
+    scaler.update()
+    pair.give_weights()
+    return weight.item()
+
+
+def test_a_unit_gradient_is_skipped_once_then_the_scale_is_32768():
+    scaler = LossScaler()
+    assert half_step(scaler, 1.0) == 0 and scaler.get_scale() == 32768 and scaler.skipped == 1
+    assert half_step(scaler, 1.0) == -0.25 and scaler.skipped == 1
+
+
+def test_a_gradient_of_4_is_skipped_three_times():
+    scaler = LossScaler()
+    moved = [half_step(scaler, 4.0) for _ in range(4)]
+    assert moved == [0, 0, 0, -1] and scaler.skipped == 3 and scaler.get_scale() == 8192
+
+
+@pytest.mark.parametrize(
+    ("calls", "message"),
+    [
+        (["update"], "update.. comes after step"),
+        (["unscale_", "unscale_"], "unscaled already"),
+        (["step", "step"], "called already"),
+        (["step", "unscale_"], "comes before step"),
+        (["step", "update", "update"], "comes after step"),
+    ],
+)
+def test_a_wrong_order_is_refused_as_by_torch(calls, message):
+    for scaler, error in ((LossScaler(), message), (torch.amp.GradScaler("cpu"), ".")):
+        weight = nn.Parameter(torch.ones(1))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        scaler.scale(weight.sum()).backward()
+        with pytest.raises((RuntimeError, AssertionError), match=error):
+            for call in calls:
+                getattr(scaler, call)(*([] if call == "update" else [optimizer]))
+
+
+def test_no_gradients_and_fp16_gradients_are_refused():
+    for dtype, message in ((torch.float32, "no gradients"), (torch.float16, "fp32 masters")):
+        weight = nn.Parameter(torch.ones(1, dtype=dtype))
+        if dtype is torch.float16:
+            weight.grad = torch.ones_like(weight)
+        with pytest.raises((RuntimeError, ValueError), match=message):
+            LossScaler().step(torch.optim.SGD([weight], lr=0.1))
+
+
+def test_masters_keep_what_bf16_loses():
+    alone = nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+    weight = nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+    pair = MasterWeights([weight])
+    optimizers = torch.optim.SGD([alone], lr=1e-3), torch.optim.SGD(pair.masters, lr=1e-3)
+    for _ in range(100):
+        for parameter in (alone, weight):
+            parameter.grad = torch.ones_like(parameter)
+        pair.take_gradients()
+        for optimizer in optimizers:
+            optimizer.step()
+        pair.give_weights()
+    assert alone.item() == 1 and abs(pair.masters[0].item() - 0.9) < 1e-5
+    assert weight.item() == round_to(pair.masters[0].detach(), BF16).item()
+    assert weight.grad is None
+
+
+def test_a_training_step_takes_the_scaler():
+    from course_lib.training import train_step
+
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = LossScaler(init_scale=4.0)
+    batch = torch.ones(3, 2)
+    step = train_step(model, [batch], lambda m, x: m(x).mean(), optimizer, scaler=scaler)
+    assert step.stepped and scaler.skipped == 0
+    bad = train_step(model, [batch], lambda m, x: m(x).mean() * 3e38, optimizer, scaler=scaler)
+    assert not bad.stepped and scaler.skipped == 1 and scaler.get_scale() == 2.0
+
+
+def test_a_format_prints_and_compares_by_its_fields():
+    assert Format("fp16", 5, 10) == FP16

@@ -402,7 +402,7 @@ def test_what_chapter_04_s_quiz_calls_right_is_what_torch_does():
     assert wrong_order == right_order[1:]
     assert round(cosine(1.0, total_steps=200)(50), 2) == 0.85
     assert [right(question) for question in rates.quiz] == [
-        "the first rate; every change comes one update early",
+        "one use of the first rate; every change comes one update early",
         "it jumps up, to 0.85 of the peak",
         "0.02",
     ]
@@ -427,6 +427,16 @@ def test_noise_spreads_adam_s_weights_as_the_prediction_says():
     assert abs(strayed(adam, 0.004, 16, noise) / base - 1) < 0.1
     ratio = strayed(sgd, 0.016, 16, noise) / strayed(sgd, 0.001, 1, noise)
     assert abs(ratio - 1) < 1e-9
+    beliefs = [belief.value for belief in rates.adams_spread.beliefs]
+    old_rate = strayed(adam, 0.001, 16, noise) / base
+    assert beliefs == [round(ratio), 16, pytest.approx(old_rate, abs=0.02)]
+
+
+def test_a_quiet_end_s_two_shares_are_the_mean_loss():
+    schedule = cosine(0.1, total_steps=rates.STEPS)
+    start, noise = rates._shares([schedule(k) for k in range(rates.STEPS)])
+    assert abs(start + noise - rates.noisy_loss(schedule)) < 0.3 * noise
+    assert rates._shares([0.5]) == (0.25, 0.25)
 
 
 def rises(curve):
@@ -454,9 +464,13 @@ def test_each_recorded_fault_shows_as_its_description_says():
         (None, NOT_ATTEMPTED, ""),
         ("462513", PASSED, ""),
         ([4, 6, 2, 5, 1, 3], PASSED, ""),
-        (462513, WRONG, "It raised TypeError"),
-        ("4625", WRONG, "Six different numbers"),
-        ("444444", WRONG, "Six different numbers"),
+        ("4 6 2 5 1 3", PASSED, ""),
+        ("4,6,2,5,1,3", PASSED, ""),
+        (462513, WRONG, "six digits in quotes"),
+        ("4625", WRONG, "six digits in quotes"),
+        ("444444", WRONG, "six digits in quotes"),
+        ([4.9, 6.9, 2.1, 5, 1, 3], WRONG, "six digits in quotes"),
+        (dict(A=4, B=6), WRONG, "six digits in quotes"),
     ],
 )
 def test_the_recorder_takes_six_numbers(numbers, status, message):
@@ -496,8 +510,11 @@ def test_updates_are_counted_as_a_loop_makes_them(case):
         (0.1, WRONG, "A schedule is a function"),
         (lambda k: 2.0, WRONG, "between 0 and 1"),
         (lambda k: "0.1", WRONG, "between 0 and 1"),
-        (constant(0.01), WRONG, "A constant rate has to choose"),
-        (cosine(0.5, total_steps=300), WRONG, "fall from 0.5"),
+        (constant(0.02), WRONG, "a constant rate has to choose"),
+        (constant(0.001), WRONG, "it has to travel farther"),
+        (lambda k: k / 3000, WRONG, "must be lower"),
+        (cosine(0.5, total_steps=300), WRONG, "must be lower"),
+        (cosine(0.005, total_steps=300), WRONG, "travel farther"),
         (cosine(0.03, total_steps=300), PASSED, ""),
         (linear(0.03, total_steps=300), PASSED, ""),
         (lambda k: 1 / (k + 2), PASSED, ""),

@@ -6,12 +6,14 @@ import math
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
+from course_lib import facts
 from course_lib.schedules import (
     as_torch,
     constant,
@@ -47,6 +49,9 @@ OURS = {
         linear(1.0, total_steps=90), warmup_steps=10, start_lr=0.0
     ),
     "get_cosine_schedule_with_warmup(w=10,T=100,cycles=.5)": warmup(
+        cosine(1.0, total_steps=90), warmup_steps=10, start_lr=0.0
+    ),
+    "get_cosine_with_hard_restarts(w=10,T=100,cycles=1)": warmup(
         cosine(1.0, total_steps=90), warmup_steps=10, start_lr=0.0
     ),
     "WarmupLR(0->1,w=10,linear)": warmup(constant(1.0), warmup_steps=10, start_lr=0.0),
@@ -99,6 +104,17 @@ def test_deepspeeds_logarithmic_warmup_is_ahead_of_a_straight_one():
         assert rate >= straight(step)
 
 
+@pytest.mark.parametrize("kind", ["log", "linear"])
+def test_deepspeeds_cosine_is_one_count_ahead_of_ours(kind):
+    name = f"WarmupCosineLR(T=100,w=10,cos_min_ratio=1e-4,{kind})"
+    rows = {int(r["step"]): float(r["lr"]) for r in ROWS if r["schedule"] == name}
+    ours = warmup(cosine(1.0, total_steps=90, final_lr=1e-4), warmup_steps=10)
+    assert len(rows) >= 7
+    for step, rate in rows.items():
+        ahead = deepspeed_warmup(step, 10, kind) if step < 10 else ours(step + 1)
+        assert abs(rate - ahead) < 1e-12
+
+
 def test_torchs_sequential_reaches_the_rate_one_update_later_than_ours():
     w = 6
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
@@ -117,19 +133,22 @@ def test_torchs_sequential_reaches_the_rate_one_update_later_than_ours():
         assert abs(ours(k) - seen[k]) < 1e-12
 
 
-lengths = st.integers(1, 60)
+lengths = st.integers(1, 500)
+rates = st.floats(1e-6, 10)
 
 
 @st.composite
 def decays(draw):
     total = draw(lengths)
     kind = draw(st.sampled_from([linear, cosine]))
-    return total, kind(1.0, total_steps=total, final_lr=draw(st.floats(0, 1)))
+    base = draw(rates)
+    final = base * draw(st.floats(0, 1))
+    return total, kind(base, total_steps=total, final_lr=final), base, final
 
 
 @given(decays(), st.integers(0, 40))
 def test_warmup_uses_each_update_of_the_inner_schedule_once(decay, w):
-    total, inner = decay
+    total, inner, *_ = decay
     used = []
 
     def watched(k):
@@ -138,21 +157,22 @@ def test_warmup_uses_each_update_of_the_inner_schedule_once(decay, w):
 
     whole = warmup(watched, warmup_steps=w)
     used.clear()
-    rates = [whole(k) for k in range(w + total + 1)]
+    found = [whole(k) for k in range(w + total + 1)]
     assert used == list(range(total + 1))
-    assert rates[w:] == [inner(k) for k in range(total + 1)]
-    assert rates[0] > 0 or (w == 0 and inner(0) == 0)
-    assert all(a <= b for a, b in zip(rates[:w], rates[1 : w + 1], strict=True))
+    assert found[w:] == [inner(k) for k in range(total + 1)]
+    assert found[0] > 0
+    assert all(a <= b for a, b in zip(found[:w], found[1 : w + 1], strict=True))
     if w:
-        assert abs(rates[w - 1] - inner(0)) < 1e-12  # the full rate is held for two updates
+        assert found[w - 1] == inner(0) == max(found)  # the full rate is held for two updates
 
 
 @given(decays(), st.integers(0, 1000))
 def test_after_its_end_a_schedule_holds_its_last_rate_and_it_never_rose(decay, later):
-    total, schedule = decay
-    rates = [schedule(k) for k in range(total + 1)]
-    assert all(a >= b - 1e-15 for a, b in zip(rates, rates[1:], strict=False))
-    assert schedule(total + later) == rates[-1] and rates[0] == 1.0
+    total, schedule, base, final = decay
+    found = [schedule(k) for k in range(total + 1)]
+    assert all(a >= b - 1e-15 * base for a, b in zip(found, found[1:], strict=False))
+    assert found[0] == base == max(found) and found[-1] == final == min(found)
+    assert schedule(total + later) == final
 
 
 @given(lengths, lengths, lengths)
@@ -191,22 +211,27 @@ def test_no_warmup_is_the_schedule_itself():
 # --- as a torch scheduler ---
 
 
-def run(schedule, updates, resume_at=None):
-    """The rates that updates use; with `resume_at`, everything is rebuilt and loaded there."""
+def run(schedule, updates, resume_at=None, build_first=True):
+    """The rates that updates use; with `resume_at`, everything is rebuilt and loaded there, the
+    scheduler before or after the optimizer is loaded."""
 
     def build():
         weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
         groups = [{"params": weights[:1]}, {"params": weights[1:], "lr": 0.2}]
-        optimizer = torch.optim.AdamW(groups, lr=0.1)
-        return optimizer, as_torch(schedule, optimizer)
+        return torch.optim.AdamW(groups, lr=0.1)
 
-    optimizer, scheduler = build()
+    optimizer = build()
+    scheduler = as_torch(schedule, optimizer)
     seen = []
     for k in range(updates):
         if k == resume_at:
             saved = optimizer.state_dict(), scheduler.state_dict()
-            optimizer, scheduler = build()
+            optimizer = build()
+            if build_first:
+                scheduler = as_torch(schedule, optimizer)
             optimizer.load_state_dict(saved[0])
+            if not build_first:
+                scheduler = as_torch(schedule, optimizer)
             scheduler.load_state_dict(saved[1])
         seen.append([group["lr"] for group in optimizer.param_groups])
         optimizer.step()
@@ -222,26 +247,75 @@ def test_torchs_optimizer_uses_the_schedule_and_groups_keep_their_ratio():
         assert abs(first - SCHEDULE(k)) < 1e-15 and abs(second - 2 * SCHEDULE(k)) < 1e-15
 
 
+FROM_ZERO_TO_ZERO = warmup(cosine(0.1, total_steps=20), warmup_steps=5, start_lr=0.0)
+
+
 @pytest.mark.parametrize("at", [0, 1, 4, 5, 6, 24, 25, 29])
-def test_a_resumed_run_goes_on_along_the_same_curve(at):
-    assert run(SCHEDULE, 30, resume_at=at) == run(SCHEDULE, 30)
+@pytest.mark.parametrize("build_first", [True, False])
+@pytest.mark.parametrize("schedule", [SCHEDULE, FROM_ZERO_TO_ZERO], ids=repr)
+def test_a_resumed_run_goes_on_along_the_same_curve(schedule, at, build_first):
+    resumed = run(schedule, 30, resume_at=at, build_first=build_first)
+    assert resumed == run(schedule, 30)
 
 
 def test_the_position_is_all_that_a_state_dict_holds():
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
     scheduler = as_torch(SCHEDULE, optimizer)
-    scheduler.load_state_dict({"last_epoch": 7, "shares": [1.0]})
-    assert scheduler.state_dict() == {"last_epoch": 7, "shares": [1.0]}
+    scheduler.load_state_dict({"last_epoch": 7})
+    assert scheduler.state_dict() == {"last_epoch": 7}
     assert optimizer.param_groups[0]["lr"] == scheduler.get_last_lr()[0] == SCHEDULE(7)
+    for bad, error in (({"last_epoch": -3}, ValueError), ({"last_epoch": "7"}, TypeError)):
+        with pytest.raises(error, match="last_epoch"):
+            scheduler.load_state_dict(bad)
+        assert scheduler.last_epoch == 7 and optimizer.param_groups[0]["lr"] == SCHEDULE(7)
+
+
+def test_a_rate_that_is_a_tensor_stays_the_same_tensor():
+    rate = torch.tensor(0.1)
+    optimizer = torch.optim.AdamW([torch.zeros(1)], lr=rate)
+    scheduler = as_torch(SCHEDULE, optimizer)
+    scheduler.load_state_dict({"last_epoch": 7})
+    assert optimizer.param_groups[0]["lr"] is rate and abs(rate.item() - SCHEDULE(7)) < 1e-8
+
+
+@pytest.mark.parametrize("rate", [math.nan, -1.0, math.inf])
+def test_a_rate_that_is_none_is_refused_by_as_torch(rate):
+    with pytest.raises(ValueError, match="must be finite and not below 0"):
+        as_torch(lambda k: rate, torch.optim.SGD([torch.zeros(1)], lr=0.1))
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        constant(0.1),
+        cosine(0.1, total_steps=20, final_lr=0.01),
+        warmup(wsd(0.1, warmup_steps=1, stable_steps=2, decay_steps=3), warmup_steps=5),
+    ],
+    ids=repr,
+)
+def test_a_schedule_prints_as_the_call_that_makes_it(schedule):
+    again = eval(repr(schedule))
+    assert [again(k) for k in range(30)] == [schedule(k) for k in range(30)]
+
+
+def test_numpy_numbers_are_numbers():
+    rate = cosine(np.float32(0.5), total_steps=np.int64(4))
+    assert [rate(k) for k in np.arange(5)] == [rate(k) for k in range(5)]
 
 
 # --- fractions, and what is refused ---
 
 
-@given(st.integers(0, 100), st.integers(0, 100_000))
-def test_a_percentage_is_rounded_up_and_not_by_chance(percent, total):
-    steps = fraction_to_steps(percent / 100, total)
-    assert steps == -(-percent * total // 100)
+@given(st.integers(1, 1000), st.data(), st.integers(0, 10**6))
+def test_a_fraction_is_rounded_up_and_not_by_chance(whole, data, total):
+    part = data.draw(st.integers(0, whole))
+    assert fraction_to_steps(part / whole, total) == -(-part * total // whole)
+
+
+def test_a_product_that_missed_a_whole_number_is_that_number():
+    assert fraction_to_steps(3 * 0.1, 10) == 3 and fraction_to_steps(1e-10, 10) == 1
+    for recipe in facts.recipes():
+        assert fraction_to_steps(recipe.warmup_fraction, recipe.total) == recipe.warmup
 
 
 @pytest.mark.parametrize(
@@ -262,8 +336,24 @@ def test_a_percentage_is_rounded_up_and_not_by_chance(percent, total):
         (lambda: wsd(0.1, warmup_steps=1, stable_steps=1, decay_steps=0), ValueError, "at least 1"),
         (lambda: one_cycle(0.1, total_steps=3), ValueError, "must lie inside"),
         (lambda: one_cycle(0.1, total_steps=10, div_factor=0.5), ValueError, "div_factor"),
-        (lambda: constant(0.1)(-1), ValueError, "whole number from 0"),
-        (lambda: constant(0.1)(1.5), ValueError, "whole number from 0"),
+        (lambda: constant(0.1)(-1), ValueError, "at least 0"),
+        (lambda: constant(0.1)(1.5), TypeError, "whole number"),
+        (lambda: constant(0.1)(True), TypeError, "whole number"),
+        (lambda: constant(True), TypeError, "must be a number"),
+        (lambda: step_decay(0.1, step_size=True), TypeError, "whole number of updates"),
+        (lambda: step_decay(0.1, step_size=5, gamma=0.0), ValueError, "gamma"),
+        (lambda: step_decay(0.1, step_size=5, gamma="0.1"), TypeError, "gamma must be a number"),
+        (lambda: linear(0.1, total_steps=5, final_lr="0"), TypeError, "final_lr must be a number"),
+        (lambda: cosine(0.1, total_steps=5, final_lr=None), TypeError, "final_lr must be a number"),
+        (lambda: wsd(1.0, warmup_steps=1, stable_steps=1, decay_steps=0), ValueError, "decay_st"),
+        (lambda: warmup(constant(1.0), warmup_steps=1, start_lr="0"), TypeError, "start_lr must"),
+        (lambda: warmup(lambda k: 0.0, warmup_steps=4), ValueError, "first_rate must be above 0"),
+        (lambda: warmup(lambda k: math.nan, warmup_steps=4), ValueError, "first_rate"),
+        (lambda: one_cycle(0.1, total_steps=1), ValueError, "at least 2"),
+        (lambda: one_cycle(0.1, total_steps=9, pct_start="0.3"), TypeError, "pct_start must be"),
+        (lambda: one_cycle(0.1, total_steps=9, div_factor=math.inf), ValueError, "and finite"),
+        (lambda: fraction_to_steps("0.1", 10), TypeError, "fraction must be a number"),
+        (lambda: fraction_to_steps(True, 10), TypeError, "fraction must be a number"),
         (lambda: fraction_to_steps(1.5, 10), ValueError, "between 0 and 1"),
         (lambda: as_torch(constant(0.1), "sgd"), TypeError, "torch Optimizer"),
         (
@@ -318,5 +408,7 @@ def test_the_formulas_that_chapter_04_writes_out_are_the_published_ones(schedule
     exec(compile(ast.Module(functions, []), "chapter 04", "exec"), names)
     rows = [row for row in ROWS if row["schedule"] == schedule]
     assert len(rows) >= 7
+    later = FORMULAS[schedule] == "deepspeed_rate"  # its count begins after the first update
     for row in rows:
-        assert abs(names[FORMULAS[schedule]](int(row["step"])) - float(row["lr"])) < 1e-12
+        rate = names[FORMULAS[schedule]](int(row["step"]) + later)
+        assert abs(rate - float(row["lr"])) < 1e-12

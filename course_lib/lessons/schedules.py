@@ -12,8 +12,8 @@ from course_lib.check import Belief, Challenge, Exercise, Mistake, Option, Predi
 from course_lib.schedules import as_torch, cosine, record_rates
 
 beyond_the_end = Prediction(
-    question="torch's CosineAnnealingLR with T_max=10 goes from 1 to 0 in ten updates. It is "
-    "stepped on. What is the rate at update 15?",
+    question="torch's CosineAnnealingLR with T_max=10 goes from 1 to 0 in ten updates. The run "
+    "goes on. What is the rate at update 15?",
     unit="of the peak",
     expected=0.5,
     tolerance=0.02,
@@ -25,14 +25,13 @@ beyond_the_end = Prediction(
     beliefs=(
         Belief(0, "It doesn't stay down. T_max is half of a whole cosine, and it climbs back."),
         Belief(1, "It doesn't start again either: it returns the way it came."),
-        Belief(0.75, "That would be a straight line from the top; it comes up from below."),
     ),
 )
 
 adams_spread = Prediction(
     question="Gradients are pure noise. The batch grows from 1 to 16, and so does Adam's rate, by "
-    "the rule that holds for SGD. After the same examples, how far do the weights stray, next to "
-    "batch 1? (1: as far.)",
+    "the linear rule. After the same examples, how far do the weights stray, compared with batch "
+    "1? (1 means equally far.)",
     unit="times as far",
     expected=4,
     tolerance=0.4,
@@ -49,7 +48,11 @@ adams_spread = Prediction(
             "Each step is 16 times as long, but there are 16 times fewer, and random steps "
             "add up like a root: 16 / 4.",
         ),
-        Belief(0.25, "That is SGD with the old rate: less noise, fewer steps of the same rate."),
+        Belief(
+            0.25,
+            "That is Adam with the old rate: a 16th of the steps, each as long, and random "
+            "steps add up like a root.",
+        ),
     ),
 )
 
@@ -75,11 +78,11 @@ quiz = (
         (
             Option("nothing but a warning", "The rates that the updates use are shifted by one."),
             Option(
-                "the first rate; every change comes one update early",
-                "The schedule has moved on before its first rate was used.",
+                "one use of the first rate; every change comes one update early",
+                "The schedule moves on before its first rate has been used at all.",
                 True,
             ),
-            Option("the last rate only", "The last comes early too, and the first is never used."),
+            Option("the last rate only", "The last comes early too, as all changes do."),
         ),
     ),
     Question(
@@ -149,6 +152,10 @@ updates = Exercise(
         Mistake(
             lambda n, e, b, d, a: math.ceil(n / (b * d * a)),
             "That is one epoch.",
+        ),
+        Mistake(
+            lambda n, e, b, d, a: e * n / (b * d * a),
+            "There is no part of an update: in each epoch the last one is smaller, but whole.",
         ),
         Mistake(lambda n, e, b, d, a: e, "Those are epochs."),
     ),
@@ -238,10 +245,14 @@ class Fault:
 
 FAULTS = {
     "A": Fault(once_an_epoch, 4, "the rate stands still for a whole epoch, then moves a little"),
-    "B": Fault(lost_position, 6, "half way, it is back at its first rate and does the same again"),
+    "B": Fault(
+        lost_position, 6, "after 50 updates it is at its first rate again, and does the same"
+    ),
     "C": Fault(by_each_process, 2, "it has come to its end after a quarter of the updates"),
-    "D": Fault(lengthened, 5, "half way it jumps up, but not to the peak, and goes on to the end"),
-    "E": Fault(too_short, 1, "it reaches 0 half way, and climbs back without a jump"),
+    "D": Fault(
+        lengthened, 5, "after 50 updates it jumps up, but not to the peak, and goes on to 0"
+    ),
+    "E": Fault(too_short, 1, "it reaches 0 after 50 updates, and climbs back without a jump"),
     "F": Fault(in_batches, 3, "there are fewer updates, and it has hardly left the peak"),
 }
 
@@ -252,9 +263,11 @@ def recordings() -> dict[str, list[float]]:
 
 
 def _diagnosed(numbers) -> str | None:
-    given = [int(n) for n in numbers]
-    if sorted(given) != sorted(fault.number for fault in FAULTS.values()):
-        return f"Six different numbers from 1 to 6 are needed, for A to F; got {numbers!r}."
+    if isinstance(numbers, str):
+        numbers = [int(digit) for digit in numbers if digit.isdigit()]
+    if not isinstance(numbers, (list, tuple)) or set(numbers) != {1, 2, 3, 4, 5, 6}:
+        return 'Write the six faults\' numbers, for A to F, as six digits in quotes: "123456".'
+    given = list(numbers)
     shows = {fault.number: fault.shows for fault in FAULTS.values()}
     wrong = {
         letter: n
@@ -292,15 +305,24 @@ def _falls_below(rate) -> str | None:
     loss = noisy_loss(rate)
     if loss < GOOD:
         return None
-    if max(rates) == min(rates):
-        return (
-            f"The loss is {loss:.4f}, not below {GOOD}. A constant rate has to choose: far enough, "
-            "or quiet enough at the end."
-        )
-    return (
-        f"The loss is {loss:.4f}, not below {GOOD}. The rates fall from {max(rates):.3g} to "
-        f"{rates[-1]:.3g}: is it the way there that is missing, or the quiet at the end?"
+    start, noise = _shares(rates)
+    said = (
+        f"The loss is {loss:.4f}, not below {GOOD}. In the mean, {start:.4f} is left of the start "
+        f"and noise adds {noise:.4f}: "
     )
+    if start > noise:
+        return said + "it has to travel farther."
+    if max(rates) == min(rates):
+        return said + "a constant rate has to choose between the two."
+    return said + "the rates of the last updates must be lower, or fall for longer."
+
+
+def _shares(rates: list[float]) -> tuple[float, float]:
+    """What is left of the loss at the start, and what the noise of each update adds."""
+    start, noise = 1.0, 0.0
+    for rate in rates:
+        start, noise = start * (1 - rate) ** 2, noise * (1 - rate) ** 2 + rate**2
+    return start, noise
 
 
 quiet_end = Challenge(_falls_below)

@@ -2,28 +2,18 @@
 and drawn with its code and the nearest published one."""
 
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from course_lib import facts, schedules
 from course_lib.schedules import Schedule
 from course_lib.views import controls, style
 
 PLANNED = 1000  # updates that the run will make
-WARMUPS = ("0 %", "1 %", "3 %", "5 %", "10 %")
+WARMUPS = ("0 %", "0.3 %", "1 %", "3 %", "5 %", "10 %")
 FINALS = ("0", "0.1")
 SHAPES = ("constant", "step decay", "linear", "cosine", "warmup-stable-decay", "one-cycle")
 LEFT, TOP, WIDE, TALL = 46, 40, 500, 190  # pixels of the plot
 SHOWN = 250  # points of the curve
-
-
-@dataclass(frozen=True)
-class Composed:
-    """A schedule and the line of code that makes it."""
-
-    rate: Schedule
-    code: str
 
 
 def composer():
@@ -32,47 +22,45 @@ def composer():
         composer_view,
         shape=controls.Choice("shape", SHAPES, "cosine"),
         warmup=controls.Choice("warmup", WARMUPS, "3 %"),
-        final=controls.Choice("ends at, of the peak", FINALS, "0.1"),
+        final=controls.Choice("ends at, of the peak", FINALS, "0"),
         length=controls.Slider("length of the schedule", 250, 2000, 250, PLANNED),
     )
 
 
-def compose(shape: str, warmup: str, final: str, length: int) -> Composed:
+def compose(shape: str, warmup: str, final: str, length: int) -> Schedule:
     """A schedule of `length` updates with a peak of 1; `warmup` is a share such as "3 %".
 
     The step decay drops at a third and at two thirds; the last fifth of warmup-stable-decay
-    decays. Constant, step decay and one-cycle have ends of their own, whatever `final`.
+    decays. Constant, step decay and one-cycle have ends of their own, whatever `final`, and
+    one-cycle its own warmup.
     """
-    rising = schedules.fraction_to_steps(float(warmup.split()[0]) / 100, length)
+    rising = schedules.fraction_to_steps(_share(warmup), length)
     rest, last = length - rising, dict(final_lr=float(final)) if float(final) else {}
     if shape == "one-cycle":
-        return _made(schedules.one_cycle, total_steps=length)
+        return schedules.one_cycle(1.0, total_steps=length)
     if shape == "warmup-stable-decay":
-        steps = dict(stable_steps=rest - length // 5, decay_steps=length // 5)
-        return _made(schedules.wsd, warmup_steps=rising, **steps, **last)
+        decay = length // 5
+        steps = dict(warmup_steps=rising, stable_steps=rest - decay, decay_steps=decay)
+        return schedules.wsd(1.0, **steps, **last)
     pieces = {
-        "constant": lambda: _made(schedules.constant),
-        "step decay": lambda: _made(schedules.step_decay, step_size=-(-rest // 3)),
-        "linear": lambda: _made(schedules.linear, total_steps=rest, **last),
-        "cosine": lambda: _made(schedules.cosine, total_steps=rest, **last),
+        "constant": lambda: schedules.constant(1.0),
+        "step decay": lambda: schedules.step_decay(1.0, step_size=-(-rest // 3)),
+        "linear": lambda: schedules.linear(1.0, total_steps=rest, **last),
+        "cosine": lambda: schedules.cosine(1.0, total_steps=rest, **last),
     }
     if shape not in pieces:
         raise ValueError(f"shape must be one of {SHAPES}, got {shape!r}")
     inner = pieces[shape]()
-    if not rising:
-        return inner
-    whole = schedules.warmup(inner.rate, warmup_steps=rising)
-    return Composed(whole, f"warmup({inner.code}, warmup_steps={rising})")
+    return schedules.warmup(inner, warmup_steps=rising) if rising else inner
 
 
-def _made(function: Callable[..., Schedule], **options: Any) -> Composed:
-    listed = "".join(f", {name}={value}" for name, value in options.items())
-    return Composed(function(1.0, **options), f"{function.__name__}(1.0{listed})")
+def _share(percent: str) -> float:
+    return float(percent.split()[0]) / 100
 
 
 def nearest(shape: str, warmup: str, final: str) -> facts.Recipe | None:
     """The published recipe of the same decay that is nearest in warmup and end; None if none is."""
-    share = float(warmup.split()[0]) / 100
+    share = _share(warmup)
     same = [recipe for recipe in facts.recipes() if recipe.decay == shape]
 
     def distance(recipe: facts.Recipe) -> float:
@@ -83,20 +71,22 @@ def nearest(shape: str, warmup: str, final: str) -> facts.Recipe | None:
 
 def composer_view(shape: str, warmup: str, final: str, length: int) -> style.Picture:
     """The curve over the planned updates and what is left of the schedule beyond them."""
-    made = compose(shape, warmup, final, length)
+    rate = compose(shape, warmup, final, length)
     published = nearest(shape, warmup, final)
     until = max(length, PLANNED)
+    title = shape if shape == "one-cycle" else f"{shape}, warmup {warmup}"
     drawing = style.svg(
         580,
         TOP + TALL + 118,
-        style.text(12, 22, f"{shape}, warmup {warmup}", anchor="start", size=15, bold=True),
+        style.text(12, 22, title, anchor="start", size=15, bold=True),
         *_axes(until),
-        _curve(made.rate, 0, PLANNED - 1, until, ""),
-        *([_curve(made.rate, PLANNED - 1, length - 1, until, "4 4")] if length > PLANNED else []),
+        _curve(rate, 0, PLANNED - 1, until, ""),
+        *([_curve(rate, PLANNED - 1, length - 1, until, "4 4")] if length > PLANNED else []),
         *_planned_end(until),
-        *_code(made.code),
+        *_code(repr(rate)),
     )
-    sentence = f"{_rates(made.rate)}. {_warning(made.rate, length)}{_published(published)}"
+    parts = (_ends(rate), OWN.get(shape), _warning(shape, rate, length), _published(published))
+    sentence = " ".join(part for part in (f"{rate!r}.", *parts) if part)
     return style.Picture(drawing, "a schedule", sentence)
 
 
@@ -115,7 +105,7 @@ def rates_picture(
         raise ValueError("rates are drawn as parts of the peak: between 0 and 1")
     parts = [style.text(12, 22, title, anchor="start", size=15, bold=True)]
     for i, (name, rates) in enumerate(curves.items()):
-        parts += _panel(name, rates, 34 + i % 2 * 286, 52 + i // 2 * 138)
+        parts += _panel(name, rates, unit, 34 + i % 2 * 286, 52 + i // 2 * 138)
     height = 52 + -(-len(curves) // 2) * 138
     sentence = " ".join(f"{name}: {_quarters(rates, unit)}" for name, rates in curves.items())
     return style.Picture(style.svg(580, height, *parts), title, sentence)
@@ -127,11 +117,15 @@ def _quarters(rates: Sequence[float], unit: str) -> str:
     at = [round(last * i / 4) for i in range(5)]
     where = ", ".join(f"{k:,}" for k in at)
     said = f"{unit} {where}: {', '.join(f'{rates[k]:.2f}' for k in at)}."
-    jumps = [k for k in range(1, last) if rates[k] < rates[k - 1] and rates[k + 1] > rates[k] + 0.1]
+    jumps = [
+        k
+        for k in range(last)
+        if rates[k + 1] > rates[k] + 0.1 and rates[k] < max(rates[: k + 1])  # it had fallen
+    ]
     return " ".join([said, *(f"After {k:,} it jumps up to {rates[k + 1]:.2f}." for k in jumps)])
 
 
-def _panel(name: str, rates: Sequence[float], left: float, top: float) -> list[str]:
+def _panel(name: str, rates: Sequence[float], unit: str, left: float, top: float) -> list[str]:
     wide, tall, last = 230, 80, len(rates) - 1
     points = " ".join(
         f"{left + wide * k / last:.1f},{top + tall * (1 - rate):.1f}"
@@ -144,34 +138,47 @@ def _panel(name: str, rates: Sequence[float], left: float, top: float) -> list[s
         style.text(left - 6, top + 5, "1", anchor="end"),
         style.text(left - 6, top + tall + 4, "0", anchor="end"),
         style.text(left, top + tall + 17, "0"),
+        style.text(left + wide / 2, top + tall + 17, unit, size=12),
         style.text(left + wide, top + tall + 17, f"{last:,}"),
         f'<polyline points="{points}" fill="none" stroke="{style.COLOR["weights"]}" '
         'stroke-width="2" data-name="rate"/>',
     ]
 
 
-def _rates(rate: Schedule) -> str:
+OWN = {  # where a control changes nothing
+    "constant": "It has no end to choose.",
+    "step decay": "Its end is its own.",
+    "one-cycle": "Its warmup and its end are its own.",
+}
+
+
+def _ends(rate: Schedule) -> str:
     peak = max(range(PLANNED), key=rate)
     first, last = rate(0), rate(PLANNED - 1)
     return (
         f"Of the peak, update 0 uses {first:.3f} and update {PLANNED - 1}, the last, {last:.3f}; "
-        f"the highest is {rate(peak):.3f}, first at update {peak}"
+        f"the highest is {rate(peak):.3f}, first at update {peak}."
     )
 
 
-def _warning(rate: Schedule, length: int) -> str:
-    if length == PLANNED:
-        return ""
-    part = "never finishes" if length > PLANNED else "is over early and holds its last rate"
-    return f"Careful: it is {length} updates long and {PLANNED} are planned, so it {part}. "
+def _warning(shape: str, rate: Schedule, length: int) -> str | None:
+    if length == PLANNED or shape == "constant":
+        return None
+    if shape == "step decay":
+        pairs = ((rate(k), rate(k + 1)) for k in range(PLANNED - 1))
+        part = f"the run sees {sum(after < before for before, after in pairs)} drops and not 2"
+    else:
+        part = "it never finishes" if length > PLANNED else "it is over early"
+    return f"Careful: it is {length} updates long and {PLANNED} are planned, so {part}."
 
 
 def _published(recipe: facts.Recipe | None) -> str:
     if recipe is None:
         return "None of the recipes in data/recipes.csv has this shape."
+    peak, warmup = f"{recipe.peak_lr:.6f}".rstrip("0"), 100 * recipe.warmup_fraction
     return (
         f"Nearest published: {recipe.name}, {recipe.decay} to {recipe.final_fraction:g} of its "
-        f"peak of {recipe.peak_lr:g}, warmup {100 * recipe.warmup_fraction:.1f} %."
+        f"peak of {peak}, warmup {warmup:.1f} %."
     )
 
 

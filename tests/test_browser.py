@@ -207,7 +207,7 @@ def test_chapter_04_runs_and_a_schedule_is_composed(lab):
     composer = chapter.cell("pictures.composer()")
     picture, sentence = composer.locator("img").first, composer.locator("p[role=status]")
     before = picture.get_attribute("src")
-    assert "Nearest published: LLaMA 65B" in sentence.inner_text()
+    assert "Nearest published: llm.c 124M" in sentence.inner_text()
     composer.get_by_label("shape").select_option("linear")
     composer.get_by_label("warmup").select_option("0 %")
     chapter.settle()

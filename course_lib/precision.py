@@ -115,6 +115,22 @@ def encode(x: float, format: Format, *, overflow: str | None = None) -> int:
     return sign | exponent + format.bias << format.mantissa_bits | mantissa
 
 
+def neighbours(x: float, format: Format) -> tuple[float, float]:
+    """The numbers of this format just below and just above the one that x rounds to.
+
+    >>> neighbours(1.0, BF16)
+    (0.99609375, 1.0078125)
+    """
+    value = decode(encode(x, format, overflow="saturate"), format)
+    if math.isnan(value):
+        return math.nan, math.nan
+    top = 1 << format.bits - 1
+    # in this order the patterns of the numbers follow each other: below 0, the sizes fall
+    bits = encode(value, format)
+    place = -(bits - top) if bits & top else bits
+    return tuple(decode(top - p if p < 0 else p, format) for p in (place - 1, place + 1))
+
+
 def round_to(x: Tensor, format: Format, *, overflow: str | None = None) -> Tensor:
     """Each number's nearest of this format, in the dtype of x, float32 or float64; ties to even.
 

@@ -90,7 +90,7 @@ def test_a_walk_goes_to_its_ends_and_no_further():
 
 
 def test_a_control_is_a_control():
-    with pytest.raises(TypeError, match="size must be a Slider, Choice or Walk"):
+    with pytest.raises(TypeError, match="size must be a Slider, Choice, Walk or Number"):
         controls.explore(view, size=3, colour="red", stop="here")
 
 

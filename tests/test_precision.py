@@ -22,6 +22,7 @@ from course_lib.precision import (
     MasterWeights,
     decode,
     encode,
+    neighbours,
     round_to,
 )
 
@@ -302,3 +303,14 @@ def test_a_training_step_takes_the_scaler():
 
 def test_a_format_prints_and_compares_by_its_fields():
     assert Format("fp16", 5, 10) == FP16
+
+
+@pytest.mark.parametrize("format", TORCH, ids=name)
+def test_neighbours_are_the_next_numbers(format):
+    read = all_patterns(format).double()
+    numbers = read[read.isfinite()].unique().tolist()
+    for below, x, above in zip(numbers, numbers[1:], numbers[2:], strict=False):
+        assert neighbours(x, format) == (below, above)
+    beyond = math.inf if format.infinite else math.nan
+    assert same(torch.tensor(neighbours(math.inf, format)[1]), torch.tensor(beyond))
+    assert all(math.isnan(x) for x in neighbours(math.nan, format))

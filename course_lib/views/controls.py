@@ -110,7 +110,25 @@ class Walk:
         here.value = self.stops[max(0, min(there, len(self.stops) - 1))]
 
 
-Control = Slider | Choice | Walk
+@dataclass(frozen=True)
+class Number:
+    """Any number, typed; the view gets what was typed, as text."""
+
+    label: str
+    value: float
+
+    def build(self) -> tuple[widgets.Widget, widgets.ValueWidget]:
+        box = widgets.Text(
+            value=repr(self.value),
+            description=self.label,
+            continuous_update=False,
+            style={"description_width": "initial"},
+            layout={"width": "300px"},
+        )
+        return box, box
+
+
+Control = Slider | Choice | Walk | Number
 
 
 def explore(view: Callable[..., Picture], **controls: Control) -> widgets.VBox:
@@ -121,7 +139,7 @@ def explore(view: Callable[..., Picture], **controls: Control) -> widgets.VBox:
     """
     for name, control in controls.items():
         if not isinstance(control, Control):
-            raise TypeError(f"{name} must be a Slider, Choice or Walk, got {control!r}")
+            raise TypeError(f"{name} must be a Slider, Choice, Walk or Number, got {control!r}")
     built = {name: control.build() for name, control in controls.items()}
     start = view(**{name: holder.value for name, (_, holder) in built.items()})
     image = widgets.HTML(start.html)

@@ -9,22 +9,25 @@ from torch import nn
 from course_lib import compute, models
 from course_lib.check import NOT_ATTEMPTED, PASSED, WRONG, Exercise, Prediction, Question
 from course_lib.graph import trace
-from course_lib.lessons import graph, start
+from course_lib.lessons import graph, precision, start
 from course_lib.lessons import optimizers as rules
 from course_lib.lessons import schedules as rates
 from course_lib.lessons import training as lesson
 from course_lib.memory_trace import measure
 from course_lib.optimizers import state_bytes
+from course_lib.precision import FP16, LossScaler, MasterWeights, decode
 from course_lib.schedules import constant, cosine, linear
 from course_lib.training import train_step
 
 VALUES = [
-    value for module in (start, lesson, graph, rules, rates) for value in vars(module).values()
+    value
+    for module in (start, lesson, graph, rules, rates, precision)
+    for value in vars(module).values()
 ]
 EXERCISES = [value for value in VALUES if isinstance(value, Exercise)]
 PREDICTIONS = [value for value in VALUES if isinstance(value, Prediction)]
 QUESTIONS = [value for value in VALUES if isinstance(value, Question)]
-QUESTIONS += [*lesson.quiz, *graph.quiz, *rules.quiz, *rates.quiz]
+QUESTIONS += [*lesson.quiz, *graph.quiz, *rules.quiz, *rates.quiz, *precision.quiz]
 
 
 @pytest.mark.parametrize("exercise", EXERCISES)
@@ -528,3 +531,63 @@ def test_the_quiet_end_says_what_is_missing(rate, status, message):
 def test_no_constant_rate_is_quiet_enough():
     losses = [rates.noisy_loss(constant(rate)) for rate in (0.005, 0.01, 0.012, 0.015, 0.02, 0.05)]
     assert min(losses) > 1.3 * rates.GOOD
+
+
+# --- chapter 05 ---
+
+
+def test_what_chapter_05_predicts_is_what_torch_does():
+    ends = {}
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        weight = torch.ones((), dtype=dtype)
+        for _ in range(100):
+            weight -= 0.001
+        ends[dtype] = weight.item()
+    assert ends[torch.bfloat16] == precision.lost_updates.expected
+    beliefs = [belief.value for belief in precision.lost_updates.beliefs]
+    assert beliefs == pytest.approx([ends[torch.float32], ends[torch.float16]], abs=1e-3)
+
+    weight = nn.Parameter(torch.zeros((), dtype=torch.float16))
+    pair, scaler = MasterWeights([weight]), LossScaler()
+    optimizer = torch.optim.SGD(pair.masters, lr=0.1)
+    for _ in range(10):
+        scaler.scale(4 * weight).backward()
+        pair.take_gradients()
+        scaler.step(optimizer)
+        scaler.update()
+    assert scaler.skipped == precision.skipped_steps.expected and scaler.get_scale() == 8192
+
+
+def test_what_chapter_05_s_quiz_calls_right_is_what_torch_does():
+    model = models.mlp(4, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = model(torch.ones(1, 4))
+    assert (out.dtype, model[0].weight.dtype) == (torch.bfloat16, torch.float32)
+    assert torch.tensor(300.0).half().square().isinf()
+    assert torch.tensor(1e-8).half() == 0 != torch.tensor(1e-8).bfloat16()
+    assert [right(question) for question in precision.quiz] == [
+        "float32",
+        "infinite",
+        "no: its exponent reaches as far as float32's",
+    ]
+
+
+@pytest.mark.parametrize("bits", [case[0] for case in precision.fp16_number.cases])
+def test_the_fp16_number_is_the_library_s(bits):
+    assert precision.fp16_number.answer(bits) == decode(bits, FP16)
+
+
+@pytest.mark.parametrize("case", precision.next_scale.cases)
+def test_the_next_scale_is_torch_s(case):
+    scale, in_a_row, overflowed = case
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    scaler.load_state_dict(scaler.state_dict() | {"_growth_tracker": in_a_row})
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    scaler.scale(weight.sum()).backward()
+    if overflowed:
+        weight.grad.fill_(float("inf"))
+    scaler.step(optimizer)
+    scaler.update()
+    tracked = scaler.state_dict()["_growth_tracker"]
+    assert precision.next_scale.answer(*case) == (scaler.get_scale(), tracked)

@@ -35,6 +35,13 @@ def without_png(path):
     return notebook
 
 
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_a_chapter_that_trains_computes_in_one_thread(path):
+    cells = gates.code_cells(nbformat.read(path, as_version=4))
+    if any("optimizer.step()" in cell.source for cell in cells):
+        assert "torch.set_num_threads(1)" in cells[0].source
+
+
 def test_the_readmes_picture_is_the_one_that_a_chapter_made():
     made = [
         write_chapters.stored_picture(cell)

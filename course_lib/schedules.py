@@ -37,7 +37,7 @@ def _schedule(make: Callable[..., Callable[[int], float]]) -> Callable[..., Sche
 
     @functools.wraps(make)
     def made(*values, **options) -> Schedule:
-        listed = [repr(value) for value in values]
+        listed = [getattr(value, "__name__", repr(value)) for value in values]  # no addresses
         listed += [f"{name}={value!r}" for name, value in options.items()]
         return Schedule(make(*values, **options), f"{make.__name__}({', '.join(listed)})")
 

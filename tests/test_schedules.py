@@ -298,6 +298,13 @@ def test_a_schedule_prints_as_the_call_that_makes_it(schedule):
     assert [again(k) for k in range(30)] == [schedule(k) for k in range(30)]
 
 
+def test_a_function_of_the_reader_s_prints_by_its_name():
+    def halves(k):
+        return 0.5**k
+
+    assert repr(warmup(halves, warmup_steps=2)) == "warmup(halves, warmup_steps=2)"
+
+
 def test_numpy_numbers_are_numbers():
     rate = cosine(np.float32(0.5), total_steps=np.int64(4))
     assert [rate(k) for k in np.arange(5)] == [rate(k) for k in range(5)]

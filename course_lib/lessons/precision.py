@@ -57,7 +57,7 @@ quiz = (
     Question(
         "Training in bfloat16 with autocast: is a loss scaler needed?",
         (
-            Option("yes, as in fp16", "It would do no harm, and no good."),
+            Option("yes, as in fp16", "It would repair nothing, and only skip steps."),
             Option(
                 "no: its exponent reaches as far as float32's",
                 "A gradient of 1e-8 stays one; in fp16 it would be 0.",

@@ -25,7 +25,7 @@ def pytest_unconfigure(config):
 
 
 def pytest_collection_modifyitems(items):
-    """`cuda` cells keep their recorded output: skipped here, compared with nothing elsewhere."""
+    """`cuda` cells keep what is stored: skipped here, compared with nothing elsewhere."""
     import torch
 
     for item in items:
@@ -33,4 +33,4 @@ def pytest_collection_modifyitems(items):
             if torch.cuda.is_available():
                 item.options["check"] = False
             else:
-                item.add_marker(pytest.mark.skip(reason="needs CUDA; its output is recorded"))
+                item.add_marker(pytest.mark.skip(reason="needs CUDA; what is stored stays"))

@@ -217,6 +217,8 @@ class Exercise:
 class Challenge:
     """An open task: `verify(attempt)` gives None when it is met, else what is missing.
 
+    NotImplementedError says that the attempt is an untouched stub.
+
     >>> even = Challenge(lambda n: "That is odd." if n % 2 else None)
     >>> even.check(3), even.check(4), even.check(None)
     (Not yet: That is odd., Passed., Not attempted yet.)
@@ -229,6 +231,8 @@ class Challenge:
             return Result(NOT_ATTEMPTED, "")
         try:
             missing = self.verify(attempt)
+        except NotImplementedError:
+            return Result(NOT_ATTEMPTED, "")
         except Exception as error:
             return Result(WRONG, f"It raised {type(error).__name__}: {error}")
         return Result(PASSED, "") if missing is None else Result(WRONG, missing)

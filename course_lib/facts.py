@@ -123,6 +123,22 @@ class Recipe:
         return self.warmup / self.total
 
 
+@dataclass(frozen=True)
+class Matmul:
+    """The fastest matrix product that was found on an accelerator, `shape` m × k × n.
+
+    Beside it the published dense rate. `verified` as above.
+    """
+
+    name: str
+    format: str
+    reached_flops_per_s: int
+    published_flops_per_s: int
+    shape: str
+    source: str
+    verified: str
+
+
 def _positive(name: str, value) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be a whole number, got {value!r}")
@@ -170,6 +186,12 @@ def optimizer_states() -> tuple[OptimizerState, ...]:
 def recipes() -> tuple[Recipe, ...]:
     """Every row of `data/recipes.csv`."""
     return tuple(_read("recipes.csv", Recipe))
+
+
+@cache
+def matmuls() -> tuple[Matmul, ...]:
+    """Every row of `data/matmuls.csv`."""
+    return tuple(_read("matmuls.csv", Matmul))
 
 
 def _named(records: tuple, name: str, kind: str):

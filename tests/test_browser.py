@@ -236,6 +236,53 @@ def test_chapter_04_runs_and_a_schedule_is_composed(lab):
     page.close()
 
 
+def test_chapter_05_runs_a_bit_is_flipped_and_the_scale_is_turned(lab):
+    chapter = lab("05_mixed_precision.ipynb")
+    page = chapter.page
+    chapter.run_all()
+    assert_clean(chapter)
+    explorer = chapter.cell("pictures.explorer()")
+    picture, sentence = explorer.locator("img").first, explorer.locator("p[role=status]")
+    before = picture.get_attribute("src")
+    explorer.get_by_label("value").fill("1")
+    page.keyboard.press("Enter")
+    chapter.settle()
+    assert "Beside it, in fp16, lie 0.99951172 and 1.0009766." in sentence.inner_text()
+    explorer.get_by_title("exponent, bit 14").click()
+    chapter.settle()
+    assert "fp16: inf, exactly. bf16: inf" in sentence.inner_text()
+    assert picture.get_attribute("src") != before
+    explorer.get_by_label("flip bits of").select_option("fp8 e4m3fn")
+    explorer.get_by_label("value").fill("one")
+    page.keyboard.press("Enter")
+    chapter.settle()
+    assert "a number is needed, such as 0.1 or 1e-8, not 'one'" in explorer.inner_text()
+
+    dial = chapter.cell("pictures.dial(small)")
+    box = dial.get_by_label("loss scale")
+    for typed, said in (("16", "Scale 65,536: "), ("99", "Scale 4,294,967,296: ")):
+        box.fill(typed)
+        page.keyboard.press("Enter")
+        chapter.settle()
+        assert said in dial.locator("p[role=status]").inner_text()
+
+    # Half of what is kept, and a loop that moves nothing.
+    page.get_by_label("Your guess").nth(2).fill("0.07")
+    page.keyboard.press("Enter")
+    chapter.settle()
+    chapter.run_again("guess_saved.compare")
+    said = " ".join(chapter.cell("guess_saved.compare").inner_text().split())
+    assert "You said 0.07 MB; measured: 3.74. Activations are halved, but" in said
+    stub = "def learn(gain, gradient_of, rate, updates): ..."
+    loop = "    for _ in range(updates):\n        gain -= rate * gradient_of(gain)\n    return gain"
+    chapter.run_with(stub, f"{stub.removesuffix(' ...')}\n{loop}")
+    check = "lesson.learnt_gains.check(learn)"
+    chapter.run_again(check)
+    assert "Not yet: 0 of 512 gains moved" in chapter.cell(check).inner_text()
+    assert_clean(chapter)
+    page.close()
+
+
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
 @pytest.mark.parametrize("width", [900, 1280])
 def test_no_output_is_wider_than_its_window(lab, path, width):

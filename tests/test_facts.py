@@ -41,6 +41,17 @@ def test_every_record_is_frozen_named_once_and_has_a_source(records):
             record.name = "another"
 
 
+def test_no_matmul_is_faster_than_published_and_the_tables_agree():
+    published = {"H100 SXM": "H100-SXM5-80GB", "A100 SXM": "A100-SXM4-80GB", "B200 SXM": "B200-SXM"}
+    assert len({(row.name, row.format) for row in facts.matmuls()}) == len(facts.matmuls())
+    for row in facts.matmuls():
+        assert 0.5 < row.reached_flops_per_s / row.published_flops_per_s < 1
+        assert row.source and row.verified == "primary"
+        if row.name in published:
+            card = facts.accelerator(published[row.name])
+            assert getattr(card, f"{row.format}_flops_per_s") == row.published_flops_per_s
+
+
 def test_the_units_of_an_accelerator_are_those_of_its_columns():
     a100 = facts.accelerator("A100-SXM4-80GB")
     assert a100.memory_bytes == 80e9

@@ -428,4 +428,4 @@ def test_a_cuda_cell_is_skipped_with_its_reason(project):
     cell = code("raise RuntimeError", tags=["cuda"], count=None)
     change_chapter(copy, lambda notebook: notebook.update(cells=[cell]))
     status, output = run(f"chapters/{CHAPTER}")
-    assert status == 0 and "1 skipped" in output and "needs CUDA; its output is recorded" in output
+    assert status == 0 and "1 skipped" in output and "needs CUDA; what is stored stays" in output

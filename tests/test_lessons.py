@@ -558,16 +558,91 @@ def test_what_chapter_05_predicts_is_what_torch_does():
     assert scaler.skipped == precision.skipped_steps.expected and scaler.get_scale() == 8192
 
 
+def test_the_copies_that_autocast_keeps_are_as_large_as_chapter_05_s_prediction_says():
+    model, kept = models.mlp(*[512] * 9), {}
+    for enabled in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            kept[enabled] = trace(model(torch.ones(8, 512)), model).saved_bytes / 1e6
+    assert f"keeps {kept[False]:.2f} MB" in precision.saved_bytes.question
+    assert kept[True] == pytest.approx(precision.saved_bytes.expected, abs=0.01)
+    beliefs = [belief.value for belief in precision.saved_bytes.beliefs]
+    copy = 512 * 512 * 2 / 1e6
+    weights = sum(p.numel() for p in model.parameters()) * 4 / 1e6
+    assert beliefs == pytest.approx([kept[False] / 2, kept[True] + copy, weights], abs=0.01)
+
+
+def naively(gain, gradient_of, rate, updates):
+    for _ in range(updates):
+        gain -= rate * gradient_of(gain)
+    return gain
+
+
+def with_masters(gain, gradient_of, rate, updates):
+    master = gain.float()
+    for _ in range(updates):
+        master -= rate * gradient_of(master.bfloat16()).float()
+    return master.bfloat16()
+
+
+def stochastically(gain, gradient_of, rate, updates):
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(updates):
+        exact = gain.float() - rate * gradient_of(gain).float()
+        noise = torch.randint(0, 65536, exact.shape, generator=generator, dtype=torch.int32)
+        gain = ((exact.view(torch.int32) + noise) >> 16 << 16).view(torch.float32).bfloat16()
+    return gain
+
+
+def compensated(gain, gradient_of, rate, updates):
+    lost = torch.zeros_like(gain)
+    for _ in range(updates):
+        step = lost - rate * gradient_of(gain)
+        new = gain + step
+        lost, gain = step - (new - gain), new
+    return gain
+
+
+@pytest.mark.parametrize(
+    "learn",
+    [with_masters, stochastically, compensated, lambda g, of, r, n: naively(g, of, 100 * r, n)],
+)
+def test_gains_learn_with_masters_chance_a_kept_error_or_a_larger_rate(learn):
+    assert precision.learnt_gains.check(learn).status == PASSED
+
+
+@pytest.mark.parametrize(
+    ("learn", "status", "message"),
+    [
+        (lambda *_: None, NOT_ATTEMPTED, ""),
+        (None, NOT_ATTEMPTED, ""),
+        (lambda *_: 0.9, WRONG, "512 gains in bfloat16"),
+        (0.1, WRONG, "A function is needed"),
+        (naively, WRONG, "0 of 512 gains moved"),
+        (lambda g, of, r, n: with_masters(g, of, r, 50), WRONG, "on average they end 0.0"),
+        (lambda g, of, r, n: with_masters(g, of, r, n).float(), WRONG, "512 gains in bfloat16"),
+        (lambda g, of, r, n: naively(g.float(), of, r, n), WRONG, "forward reads bfloat16"),
+        (lambda g, of, r, n: g * float("nan"), WRONG, "on average they end nan"),
+    ],
+)
+def test_the_gains_say_what_is_missing(learn, status, message):
+    result = precision.learnt_gains.check(learn)
+    assert result.status == status and message in result.message
+
+
 def test_what_chapter_05_s_quiz_calls_right_is_what_torch_does():
     model = models.mlp(4, 2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = model(torch.ones(1, 4))
     assert (out.dtype, model[0].weight.dtype) == (torch.bfloat16, torch.float32)
-    assert torch.tensor(300.0).half().square().isinf()
+    weight = nn.Parameter(torch.zeros(()))
+    optimizer, scaler = torch.optim.SGD([weight], lr=1), LossScaler()
+    scaler.scale(0.5 * weight).backward()
+    nn.utils.clip_grad_norm_([weight], 1.0)
+    scaler.unscale_(optimizer)
     assert torch.tensor(1e-8).half() == 0 != torch.tensor(1e-8).bfloat16()
     assert [right(question) for question in precision.quiz] == [
         "float32",
-        "infinite",
+        f"{weight.grad.item():.6f}",
         "no: its exponent reaches as far as float32's",
     ]
 

@@ -1,6 +1,17 @@
 """Chapter 05: predictions, exercises and quiz on number formats and mixed precision."""
 
-from course_lib.check import Belief, Exercise, Mistake, Option, Prediction, Question
+import torch
+from torch import Tensor
+
+from course_lib.check import (
+    Belief,
+    Challenge,
+    Exercise,
+    Mistake,
+    Option,
+    Prediction,
+    Question,
+)
 
 lost_updates = Prediction(
     question="A bfloat16 weight of 1 is made smaller by 0.001, a hundred times. Where does it end?",
@@ -36,6 +47,24 @@ skipped_steps = Prediction(
     ),
 )
 
+saved_bytes = Prediction(
+    question="Eight equal layers, 8.4 MB of float32 weights. For 8 examples, forward keeps 0.13 MB "
+    "for backward. How many MB under autocast to bfloat16?",
+    unit="MB",
+    expected=3.74,
+    tolerance=0.2,
+    low=0,
+    high=100,
+    too_low="Each weight is cast, and the 16-bit copies are kept for backward: 3.7 MB of them, for "
+    "all layers but the first, which needs no gradient for its input.",
+    too_high="The copies have half the bytes of the weights that they were made from.",
+    beliefs=(
+        Belief(0.07, "Activations are halved, but 16-bit copies of the weights are kept as well."),
+        Belief(4.26, "The first layer's copy isn't kept: its input needs no gradient."),
+        Belief(8.4, "The copies have 2 bytes a weight, not 4."),
+    ),
+)
+
 quiz = (
     Question(
         "A model of float32 weights is trained under autocast to bfloat16. In what are its weights "
@@ -47,11 +76,12 @@ quiz = (
         ),
     ),
     Question(
-        "What is 300 · 300 in fp16?",
+        "The gradient's true norm is 0.5, the loss scale 65,536. It is clipped to 1, and then "
+        "unscaled. What norm does the optimizer get?",
         (
-            Option("90,000", "fp16 ends at 65,504."),
-            Option("65,504", "It doesn't stop at the largest number."),
-            Option("infinite", "90,000 lies beyond its largest number, 65,504.", True),
+            Option("0.5", "The clip saw the scaled norm, 32,768, and cut it."),
+            Option("1", "1 is what clipping left; it was divided by 65,536 after that."),
+            Option("0.000015", "1 / 65,536: unscale first, then clip.", True),
         ),
     ),
     Question(
@@ -134,3 +164,45 @@ next_scale = Exercise(
         ),
     ),
 )
+
+RATE, UPDATES, CLOSE = 0.005, 600, 0.02  # of the exercise on gains that never move
+
+
+def gains() -> tuple[Tensor, Tensor]:
+    """512 gains of 1 in bfloat16, and where the loss is lowest, 0.8 to 1.2, in float32."""
+    return torch.ones(512, dtype=torch.bfloat16), torch.linspace(0.8, 1.2, 512)
+
+
+def _gradient_of(best: Tensor):
+    def gradient_of(gain: Tensor) -> Tensor:
+        """The gradient of half the squared distance to the best gains, as bfloat16 holds it."""
+        if not isinstance(gain, Tensor) or gain.dtype != torch.bfloat16:
+            kind = gain.dtype if isinstance(gain, Tensor) else type(gain).__name__
+            raise TypeError(f"forward reads bfloat16 gains, this is {kind}")
+        return (gain - best).bfloat16()
+
+    return gradient_of
+
+
+def _gains_learnt(learn) -> str | None:
+    if not callable(learn):
+        return f"A function is needed; this is {type(learn).__name__}."
+    start, best = gains()
+    end = learn(start.clone(), _gradient_of(best), RATE, UPDATES)
+    if end is None or end is ...:
+        raise NotImplementedError
+    if not isinstance(end, Tensor) or end.shape != start.shape or end.dtype != torch.bfloat16:
+        return "It must return the 512 gains in bfloat16, the format that forward reads."
+    moved = (end != start).sum().item()
+    if not moved:
+        return (
+            "0 of 512 gains moved: each update is less than half of the distance to the next "
+            "bfloat16 number. Where could the part that is rounded away be kept?"
+        )
+    off = (end.float() - best).abs().mean().item()
+    if not off <= CLOSE:
+        return f"{moved} of 512 gains moved, but on average they end {off:.3f} from the best."
+    return None
+
+
+learnt_gains = Challenge(_gains_learnt)

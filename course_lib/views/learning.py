@@ -1,10 +1,25 @@
-"""What is learnt, and how it goes: images of digits, and a loss over the updates."""
+"""What is learnt, and how it goes: images of digits, and losses over the updates."""
 
+import base64
+import io
 import math
+from collections.abc import Mapping, Sequence
 
 import torch
+from IPython.display import display
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from course_lib.views import style
+
+NEAR = 0.1  # of loss: two runs that differ by less all the way are said to be one
+LINES = (  # width, dashes, colour: the first lies under the others
+    (7, "-", style.COLOR["temporaries"]),
+    (2, "-", style.COLOR["weights"]),
+    (2, (0, (5, 3)), style.COLOR["moment"]),
+    (2, (0, (1, 2)), style.COLOR["optimizer state"]),
+    (2, "-.", style.COLOR["activations"]),
+)
 
 
 def show_digits(images: torch.Tensor, labels: torch.Tensor) -> None:
@@ -71,3 +86,48 @@ def show_losses(losses: list[float], title: str) -> None:
         f"rose in {rises}.{lost}"
     )
     style.show(style.Picture(style.svg(680, 252, *parts), "loss over updates", sentence))
+
+
+def show_runs(runs: Mapping[str, Sequence[float]], title: str) -> None:
+    """Show the losses of 2 to 5 runs; say which follow the first, and which are no number.
+
+    It is an image of pixels: 16-bit runs differ a little between machines, what is said doesn't.
+    """
+    if not 2 <= len(runs) <= len(LINES):
+        raise ValueError(f"2 to {len(LINES)} runs can be told apart, got {len(runs)}")
+    figure = Figure(figsize=(6, 3.2), layout="constrained")
+    draw_runs(figure.add_subplot(), runs).set_title(title, fontsize=11, fontweight="bold")
+    pixels = io.BytesIO()
+    figure.savefig(pixels, format="png", dpi=160, metadata={"Software": None})
+    image = base64.b64encode(pixels.getvalue()).decode()
+    size = {"image/png": {"width": 580}}
+    display({"image/png": image, "text/plain": f"[picture: {title}]"}, metadata=size, raw=True)
+    first, *others = runs
+    said = [_followed(first, runs[first], name, runs[name]) for name in others]
+    style.say(" ".join(said))
+
+
+def draw_runs(ax: Axes, runs: Mapping[str, Sequence[float]]) -> Axes:
+    """A line for each run, and a cross where a loss is the last that is a number."""
+    for (name, losses), (width, dashes, color) in zip(runs.items(), LINES, strict=False):
+        until = _finite(losses)
+        ax.plot(range(until), losses[:until], lw=width, ls=dashes, color=color, label=name)
+        if until < len(losses):
+            ax.plot(until - 1, losses[until - 1], "x", ms=11, mew=2.5, color=color)
+    ax.set(xlabel="update", ylabel="loss of the batch", ylim=(0, None))
+    ax.legend(loc="upper right", bbox_to_anchor=(1, 0.9), frameon=False, fontsize=9)
+    ax.spines[["top", "right"]].set_visible(False)
+    return ax
+
+
+def _finite(losses: Sequence[float]) -> int:
+    """How many losses come before the first that is infinite or NaN."""
+    return next((k for k, loss in enumerate(losses) if not math.isfinite(loss)), len(losses))
+
+
+def _followed(first: str, expected: Sequence[float], name: str, losses: Sequence[float]) -> str:
+    until = _finite(losses)
+    if until < len(losses):
+        return f"{name}: no number after {until} update{'s' * (until != 1)}."
+    apart = max(abs(a - b) for a, b in zip(expected, losses, strict=True))
+    return f"{name}: {'follows' if apart < NEAR else 'departs from'} {first}."

@@ -190,6 +190,7 @@ def _histogram(scaled: Tensor, exponent: int) -> list[str]:
         drawn.append(style.line(x(power), top, x(power), top + tall, dash="3 3"))
         drawn.append(style.text(x(power), top - 5, said, size=12))
     for power in range(EXPONENTS[0], EXPONENTS[-1] + 1, 10):
-        drawn.append(style.text(x(power), top + tall + 17, f"{power}"))
+        said = f"≤ {power}" if power == EXPONENTS[0] else f"{power}"
+        drawn.append(style.text(x(power), top + tall + 17, said))
     drawn.append(style.text(left + wide / 2, top + tall + 36, "size: 2 to the"))
     return drawn

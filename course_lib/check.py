@@ -50,17 +50,20 @@ class Prediction:
     def compare(self, guess: float | None, measured: float) -> str:
         """The guess, the measurement, and what the guess left out."""
         if guess is None or guess is ...:
-            return f"No guess given. Measured: {measured:g} {self.unit}."
+            return f"No guess given. Measured: {self._with_unit(measured)}."
         if isinstance(guess, bool) or not isinstance(guess, (int, float)):
             return f"A guess is just a number, such as {self.high / 2:g}; this is {guess!r}."
         if not self.low <= guess <= self.high:
             return f"A guess lies between {self.low:g} and {self.high:g}; this is {guess:g}."
-        said = f"You said {guess:g} {self.unit}; measured: {measured:g}."
+        said = f"You said {self._with_unit(guess)}; measured: {measured:g}."
         if abs(guess - measured) <= self.tolerance:
             return f"{said} Right, within {self.tolerance:g}."
         if abs(measured - self.expected) > self.tolerance:
             return f"{said} (The experiment was changed.)"
         return f"{said} {self._feedback(guess, measured)}"
+
+    def _with_unit(self, value: float) -> str:
+        return f"{value:g} {self.unit}".rstrip()
 
     def _feedback(self, guess: float, measured: float) -> str:
         def distance(belief: Belief) -> float:
@@ -172,10 +175,8 @@ class Exercise:
             attempt = lambda: value  # noqa: E731
         try:
             given = [attempt(*copy.deepcopy(case)) for case in self.cases]
-        except NotImplementedError:
-            return Result(NOT_ATTEMPTED, "")
         except Exception as error:
-            return Result(WRONG, f"It raised {type(error).__name__}: {error}")
+            return _raised(error)
         if all(value is None or value is ... for value in given):
             return Result(NOT_ATTEMPTED, "")
         right = self._answers(self.answer)
@@ -217,7 +218,7 @@ class Exercise:
 class Challenge:
     """An open task: `verify(attempt)` gives None when it is met, else what is missing.
 
-    NotImplementedError says that the attempt is an untouched stub.
+    A bare NotImplementedError says that the attempt is an untouched stub.
 
     >>> even = Challenge(lambda n: "That is odd." if n % 2 else None)
     >>> even.check(3), even.check(4), even.check(None)
@@ -231,11 +232,16 @@ class Challenge:
             return Result(NOT_ATTEMPTED, "")
         try:
             missing = self.verify(attempt)
-        except NotImplementedError:
-            return Result(NOT_ATTEMPTED, "")
         except Exception as error:
-            return Result(WRONG, f"It raised {type(error).__name__}: {error}")
+            return _raised(error)
         return Result(PASSED, "") if missing is None else Result(WRONG, missing)
+
+
+def _raised(error: Exception) -> Result:
+    """A stub may raise NotImplementedError; torch raises it too, and says what it hasn't."""
+    if isinstance(error, NotImplementedError) and not str(error):
+        return Result(NOT_ATTEMPTED, "")
+    return Result(WRONG, f"It raised {type(error).__name__}: {error}")
 
 
 def _numbers(value: Any) -> np.ndarray:

@@ -125,7 +125,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Matmul:
-    """The fastest matrix product that was found on an accelerator, `shape` m × k × n.
+    """The fastest matrix product that was found on an accelerator, `shape` m × n × k.
 
     Beside it the published dense rate. `verified` as above.
     """

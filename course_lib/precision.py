@@ -31,6 +31,13 @@ class Format:
     infinite: bool = True
     saturates: bool = False
 
+    def __post_init__(self):
+        if not (2 <= self.exponent_bits <= 8 and 1 <= self.mantissa_bits <= 23):
+            raise ValueError(
+                "a format has 2 to 8 exponent bits and 1 to 23 mantissa bits, as float32 at most, "
+                f"got {self.exponent_bits} and {self.mantissa_bits}"
+            )
+
     @property
     def bits(self) -> int:
         return 1 + self.exponent_bits + self.mantissa_bits
@@ -60,6 +67,8 @@ class Format:
         """The distance from 1 to the next number."""
         return 2.0**-self.mantissa_bits
 
+
+NARROW = (torch.float32, torch.float16, torch.bfloat16)  # what an fp32 master holds exactly
 
 FP32 = Format("fp32", 8, 23)
 TF32 = Format("tf32", 8, 10)
@@ -121,9 +130,11 @@ def neighbours(x: float, format: Format) -> tuple[float, float]:
     >>> neighbours(1.0, BF16)
     (0.99609375, 1.0078125)
     """
-    value = decode(encode(x, format, overflow="saturate"), format)
-    if math.isnan(value):
+    if math.isnan(x):
         return math.nan, math.nan
+    value = decode(encode(x, format), format)
+    if math.isinf(value):
+        return (format.max, value) if value > 0 else (value, -format.max)
     top = 1 << format.bits - 1
     # in this order the patterns of the numbers follow each other: below 0, the sizes fall
     bits = encode(value, format)
@@ -177,7 +188,9 @@ class LossScaler:
         backoff_factor: float = 0.5,
         growth_interval: int = 2000,
     ):
-        if not (0 < init_scale < math.inf and growth_factor > 1 and 0 < backoff_factor < 1):
+        self._scale = torch.tensor(init_scale, dtype=torch.float32)
+        usable = 0 < self._scale < math.inf
+        if not (usable and growth_factor > 1 and 0 < backoff_factor < 1):
             raise ValueError(
                 "a scale above 0, a growth factor above 1 and a backoff factor between 0 and 1 "
                 f"are needed, got {init_scale}, {growth_factor}, {backoff_factor}"
@@ -189,7 +202,6 @@ class LossScaler:
         self.growth_factor, self.backoff_factor = growth_factor, backoff_factor
         self.growth_interval = growth_interval
         self.skipped = 0
-        self._scale = torch.tensor(init_scale, dtype=torch.float32)
         self._in_a_row = 0  # steps without overflow since the scale last changed
         self._overflowed: dict[int, bool] = {}  # by optimizer, once it is unscaled
         self._stepped: set[int] = set()
@@ -212,6 +224,8 @@ class LossScaler:
         gradients = [gradient for gradient in gradients if gradient is not None]
         if not gradients:
             raise RuntimeError("there are no gradients to unscale: backward() comes first")
+        if any(gradient.layout is not torch.strided for gradient in gradients):
+            raise ValueError("sparse gradients aren't supported")
         if any(gradient.dtype == torch.float16 for gradient in gradients):
             raise ValueError("fp16 gradients would underflow again: keep fp32 masters")
         self._overflowed[id(optimizer)] = not all(g.isfinite().all() for g in gradients)
@@ -250,20 +264,29 @@ class LossScaler:
 class MasterWeights:
     """fp32 copies of 16-bit parameters, for the optimizer to update.
 
-    Build the optimizer on `masters`. After backward `take_gradients()` moves the gradients over,
-    after the optimizer's step `give_weights()` rounds the masters into the parameters.
+    Build the optimizer on `masters`, whose gradients it zeroes. After each backward
+    `take_gradients()` adds the gradients to theirs, after the optimizer's step `give_weights()`
+    rounds the masters into the parameters. Each parameter is given once.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]):
         self.parameters = list(parameters)
         if not self.parameters or not all(isinstance(p, nn.Parameter) for p in self.parameters):
             raise TypeError("MasterWeights takes a model's parameters")
+        if len({id(p) for p in self.parameters}) < len(self.parameters):
+            raise ValueError("a parameter was given twice: its masters would overwrite each other")
+        wide = [p.dtype for p in self.parameters if p.dtype not in NARROW]
+        if wide:
+            raise TypeError(f"masters are fp32: they can't hold all of {wide[0]}")
         self.masters = [nn.Parameter(p.detach().float().clone()) for p in self.parameters]
 
     def take_gradients(self) -> None:
-        """Each gradient, in fp32, becomes its master's; the parameters have none left."""
+        """Each gradient, in fp32, is added to its master's; the parameters have none left."""
         for parameter, master in zip(self.parameters, self.masters, strict=True):
-            master.grad = None if parameter.grad is None else parameter.grad.float()
+            if parameter.grad is None:
+                continue
+            gradient = parameter.grad.float()
+            master.grad = gradient if master.grad is None else master.grad + gradient
             parameter.grad = None
 
     @torch.no_grad()

@@ -163,7 +163,7 @@ def _update(model, optimizer, scaler, clip_norm) -> tuple[Tensor | None, bool]:
     before = scaler.get_scale()
     scaler.step(optimizer)
     scaler.update()
-    return norm, scaler.get_scale() >= before
+    return norm, scaler.get_scale() >= before > 0  # at 0 every gradient is NaN
 
 
 def _autocast(device_type: str, dtype: torch.dtype | None) -> AbstractContextManager:

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from course_lib.check import Belief, Exercise, Mistake, Prediction
+from course_lib.check import Belief, Challenge, Exercise, Mistake, Prediction
 from course_lib.lessons import start
 
 EGGS = Prediction(
@@ -129,3 +129,10 @@ def test_an_attempt_cannot_spoil_the_cases():
     total = Exercise(lambda xs: sum(xs), (([1, 2],),))
     assert repr(total.check(lambda xs: xs.clear())) == "Not attempted yet."
     assert repr(total.check(lambda xs: sum(xs))) == "Passed."
+
+
+def test_an_operation_that_torch_lacks_is_an_error_and_no_stub():
+    shift = lambda x: torch.ones(1, dtype=torch.bfloat16) >> 1  # noqa: E731
+    for task in (Exercise(lambda x: x, ((1,),)), Challenge(lambda attempt: attempt(1))):
+        assert str(task.check(shift)).startswith("Not yet: It raised NotImplementedError: ")
+        assert str(task.check(never_finished)) == "Not attempted yet."

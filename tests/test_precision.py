@@ -282,10 +282,92 @@ def test_masters_keep_what_bf16_loses():
         pair.take_gradients()
         for optimizer in optimizers:
             optimizer.step()
+            optimizer.zero_grad()
         pair.give_weights()
     assert alone.item() == 1 and abs(pair.masters[0].item() - 0.9) < 1e-5
     assert weight.item() == round_to(pair.masters[0].detach(), BF16).item()
     assert weight.grad is None
+
+
+def test_masters_add_up_what_a_16_bit_gradient_cannot():
+    weight = nn.Parameter(torch.zeros(1, dtype=torch.bfloat16))
+    pair = MasterWeights([weight])
+    for _ in range(300):
+        weight.sum().backward()
+        pair.take_gradients()
+    assert pair.masters[0].grad == 300 and weight.grad is None
+    pair.take_gradients()  # nothing new
+    assert pair.masters[0].grad == 300
+
+
+@pytest.mark.parametrize(
+    ("parameters", "error"),
+    [
+        ([], TypeError),
+        ([torch.zeros(1)], TypeError),
+        ([nn.Parameter(torch.zeros(1, dtype=torch.float64))], TypeError),
+        ([nn.Parameter(torch.zeros(1))] * 2, ValueError),
+    ],
+)
+def test_what_masters_cannot_hold_is_refused(parameters, error):
+    with pytest.raises(error, match="takes a model|can't hold|given twice"):
+        MasterWeights(parameters)
+
+
+def test_the_scaler_follows_torch_with_two_optimizers_groups_and_a_missing_gradient():
+    def run(scaler):
+        generator, weights = torch.Generator().manual_seed(0), []
+        for _ in range(4):
+            weights.append(nn.Parameter(torch.randn(3, generator=generator)))
+        groups = [{"params": weights[:1]}, {"params": weights[1:2], "lr": 0.5}]
+        both = torch.optim.SGD(groups, lr=0.1), torch.optim.Adam(weights[2:], lr=0.1)
+        scales = []
+        for k in range(60):
+            loss = sum((w**2).sum() for w in weights[: 3 if k % 2 else 4])
+            scaler.scale(loss).backward()
+            if k % 7 == 3:
+                weights[1].grad[0] = math.inf
+            for optimizer in both:
+                scaler.step(optimizer)
+            scaler.update()
+            for optimizer in both:
+                optimizer.zero_grad()
+            scales.append(scaler.get_scale())
+        return scales, torch.cat(weights)
+
+    ours, our_weights = run(LossScaler(growth_interval=2))
+    torchs, weights = run(torch.amp.GradScaler("cpu", growth_interval=2))
+    assert ours == torchs and len(set(ours)) > 2 and torch.equal(our_weights, weights)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf, 1e39, 1e-50])
+def test_a_scale_that_float32_cannot_use_is_refused(scale):
+    with pytest.raises(ValueError, match="a scale above 0"):
+        LossScaler(scale)
+
+
+def test_sparse_gradients_are_refused():
+    table = nn.Embedding(3, 2, sparse=True)
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(ValueError, match="sparse"):
+        LossScaler().step(torch.optim.SGD(table.parameters(), lr=0.1))
+
+
+def test_a_scale_of_0_skips_and_says_so():
+    from course_lib.training import train_step
+
+    model = nn.Linear(2, 1)
+    scaler = LossScaler(1e-45)
+    for _ in range(3):
+        step = train_step(
+            model,
+            [torch.full((3, 2), math.nan)],
+            lambda m, x: m(x).mean(),
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            scaler=scaler,
+        )
+        assert not step.stepped
+    assert scaler.get_scale() == 0 and scaler.skipped == 3
 
 
 def test_a_training_step_takes_the_scaler():
@@ -301,6 +383,12 @@ def test_a_training_step_takes_the_scaler():
     assert not bad.stepped and scaler.skipped == 1 and scaler.get_scale() == 2.0
 
 
+@pytest.mark.parametrize("bits", [(1, 10), (11, 52), (8, 24), (5, 0)])
+def test_a_format_wider_than_float32_is_refused(bits):
+    with pytest.raises(ValueError, match="as float32 at most"):
+        Format("wide", *bits)
+
+
 def test_a_format_prints_and_compares_by_its_fields():
     assert Format("fp16", 5, 10) == FP16
 
@@ -313,4 +401,7 @@ def test_neighbours_are_the_next_numbers(format):
         assert neighbours(x, format) == (below, above)
     beyond = math.inf if format.infinite else math.nan
     assert same(torch.tensor(neighbours(math.inf, format)[1]), torch.tensor(beyond))
+    if format.infinite:
+        assert neighbours(math.inf, format) == (format.max, math.inf)
+        assert neighbours(-math.inf, format) == (-math.inf, -format.max)
     assert all(math.isnan(x) for x in neighbours(math.nan, format))

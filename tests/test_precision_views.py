@@ -40,13 +40,37 @@ def test_each_row_shows_the_bits_and_says_the_number(number, chosen):
         ("257", "bf16", "256, off by 0.39 %"),
         ("257", "fp16", "257, exactly"),
         ("1e-8", "fp16", "0, too small for it"),
+        ("65519", "fp16", "65504, off by 0.023 %"),
         ("65520", "fp16", "inf, out of range"),
+        ("460", "fp8 e4m3fn", "448, off by 2.6 %"),
         ("300000", "fp8 e4m3fn", "448, out of range"),
         ("1", "tf32", "1, exactly"),
     ],
 )
 def test_what_a_format_keeps_is_said(number, name, said):
     assert f"{name}: {said}." in view.explorer_view(number, "fp16").sentence
+
+
+def test_beside_infinity_lies_the_largest_number():
+    assert "Beside it, in fp16, lie 65504 and inf." in view.explorer_view("65520", "fp16").sentence
+
+
+def test_the_bits_of_nan_can_be_flipped(monkeypatch):
+    monkeypatch.setattr("course_lib.views.controls.display", lambda *a, **k: None)
+    box = view.explorer()
+    box.values["value"].value = "inf"
+    buttons = box.bits.children
+    for button in (buttons[-1], buttons[-2], buttons[-1]):
+        button.click()
+    assert "".join(button.description for button in buttons) == "0111110000000010"
+    buttons[-2].click()
+    assert box.values["value"].value == "inf"
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_the_dial_refuses_a_gradient_that_no_scale_repairs(bad):
+    with pytest.raises(ValueError, match="no scale repairs"):
+        view.dial_view(torch.tensor([1.0, bad], dtype=torch.float64), 0)
 
 
 def test_no_number_is_said_so():

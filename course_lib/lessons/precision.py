@@ -1,5 +1,7 @@
 """Chapter 05: predictions, exercises and quiz on number formats and mixed precision."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -57,7 +59,7 @@ saved_bytes = Prediction(
     high=100,
     too_low="Each weight is cast, and the 16-bit copies are kept for backward: 3.7 MB of them, for "
     "all layers but the first, which needs no gradient for its input.",
-    too_high="The copies have half the bytes of the weights that they were made from.",
+    too_high="The copies have half the bytes of the weights, and the first layer's isn't kept.",
     beliefs=(
         Belief(0.07, "Activations are halved, but 16-bit copies of the weights are kept as well."),
         Belief(4.26, "The first layer's copy isn't kept: its input needs no gradient."),
@@ -87,7 +89,7 @@ quiz = (
     Question(
         "Training in bfloat16 with autocast: is a loss scaler needed?",
         (
-            Option("yes, as in fp16", "It would repair nothing, and only skip steps."),
+            Option("yes, as in fp16", "In bfloat16 there is nothing for it to repair."),
             Option(
                 "no: its exponent reaches as far as float32's",
                 "A gradient of 1e-8 stays one; in fp16 it would be 0.",
@@ -113,7 +115,7 @@ def _fp16(bits, *, bias=15, hidden=True, subnormal=True, sign=True):
 
 fp16_number = Exercise(
     _fp16,
-    ((0x3C00,), (0x3E00,), (0xC500,), (0x7BFF,), (0x0400,), (0x0001,), (0x8200,)),
+    ((0x0000,), (0x3C00,), (0x3E00,), (0xC500,), (0x7BFF,), (0x0400,), (0x0001,), (0x8200,)),
     (
         Mistake(lambda b: _fp16(b, subnormal=False), "With an exponent field of 0 there is no 1 "
                 "before the point, and the exponent is that of field 1."),
@@ -127,45 +129,32 @@ fp16_number = Exercise(
 )  # fmt: skip
 
 
-def _next_scale(scale, in_a_row, overflowed, *, interval=2000, reset=True, grow_late=False):
-    if overflowed:
-        return scale / 2, 0 if reset else in_a_row
-    in_a_row += 1
-    if in_a_row == interval + grow_late:
-        return 2 * scale, 0
-    return scale, in_a_row
+def _largest_scale(largest, *, limit=65520.0):
+    """By trying: fp16 rounds what is below 65,520 to a number, and the rest to infinity."""
+    return max(2.0**k for k in range(-100, 140) if largest * 2.0**k < limit)
 
 
-next_scale = Exercise(
-    _next_scale,
-    (
-        (65536.0, 0, True),
-        (1024.0, 700, True),
-        (1024.0, 0, False),
-        (1024.0, 1998, False),
-        (1024.0, 1999, False),
-    ),
+largest_scale = Exercise(
+    _largest_scale,
+    ((4.0,), (1.0,), (65504.0,), (3e-8,), (0.7,), (1.9995,), (65520 / 32768,), (1.9997,)),
     (
         Mistake(
-            lambda *case: _next_scale(*case, reset=False),
-            "After an overflow the count of good steps begins anew.",
+            lambda g: _largest_scale(g, limit=65504.0),
+            "Up to just below 65,520 a number is rounded to 65,504, and not to infinity.",
         ),
         Mistake(
-            lambda *case: _next_scale(*case, grow_late=True),
-            "The 2,000th good step is the one that doubles the scale.",
+            lambda g: _largest_scale(g, limit=65536.0),
+            "From 65,520 on it is infinite, not only from 65,536 on.",
         ),
-        Mistake(
-            lambda scale, n, overflowed: (scale / 2, 0) if overflowed else (2 * scale, 0),
-            "It doesn't double after every good step: only after 2,000 in a row.",
-        ),
-        Mistake(
-            lambda scale, n, overflowed: (2 * scale, 0) if overflowed else (scale, n + 1),
-            "An overflow means that the scale was too large: halve it.",
-        ),
+        Mistake(lambda g: 65504 / g, "That is no power of two, and would cost digits."),
+        Mistake(lambda g: 65520 / g, "That is no power of two, and would cost digits."),
+        Mistake(lambda g: 2 * _largest_scale(g), "With that one it overflows: halve it."),
+        Mistake(lambda g: _largest_scale(g) / 2, "Twice that still fits."),
+        Mistake(lambda g: math.log2(_largest_scale(g)), "That is the power, not the scale."),
     ),
 )
 
-RATE, UPDATES, CLOSE = 0.005, 600, 0.02  # of the exercise on gains that never move
+RATE, UPDATES, CLOSE, NOISE = 0.005, 600, 0.02, 0.15  # of the exercise on gains that never move
 
 
 def gains() -> tuple[Tensor, Tensor]:
@@ -173,35 +162,45 @@ def gains() -> tuple[Tensor, Tensor]:
     return torch.ones(512, dtype=torch.bfloat16), torch.linspace(0.8, 1.2, 512)
 
 
-def _gradient_of(best: Tensor):
-    def gradient_of(gain: Tensor) -> Tensor:
-        """The gradient of half the squared distance to the best gains, as bfloat16 holds it."""
+class _GradientOf:
+    """Of half the squared distance to the best gains, with a batch's noise, in bf16."""
+
+    def __init__(self, best: Tensor):
+        self.best, self.calls = best, 0
+        self.generator = torch.Generator().manual_seed(0)
+
+    def __call__(self, gain: Tensor) -> Tensor:
         if not isinstance(gain, Tensor) or gain.dtype != torch.bfloat16:
             kind = gain.dtype if isinstance(gain, Tensor) else type(gain).__name__
             raise TypeError(f"forward reads bfloat16 gains, this is {kind}")
-        return (gain - best).bfloat16()
-
-    return gradient_of
+        self.calls += 1
+        noise = 2 * torch.rand(self.best.shape, generator=self.generator) - 1
+        return (gain - self.best + NOISE * noise).bfloat16()
 
 
 def _gains_learnt(learn) -> str | None:
     if not callable(learn):
         return f"A function is needed; this is {type(learn).__name__}."
     start, best = gains()
-    end = learn(start.clone(), _gradient_of(best), RATE, UPDATES)
-    if end is None or end is ...:
+    gradient_of = _GradientOf(best)
+    end = learn(start.clone(), gradient_of, RATE, UPDATES)
+    if (end is None or end is ...) and not gradient_of.calls:
         raise NotImplementedError
     if not isinstance(end, Tensor) or end.shape != start.shape or end.dtype != torch.bfloat16:
-        return "It must return the 512 gains in bfloat16, the format that forward reads."
+        return "It must return the 512 gains, in bfloat16, the format that forward reads."
     moved = (end != start).sum().item()
     if not moved:
         return (
-            "0 of 512 gains moved: each update is less than half of the distance to the next "
-            "bfloat16 number. Where could the part that is rounded away be kept?"
+            "0 of 512 gains moved. Unless you return what you didn't update: each update is less "
+            "than half of the distance to the next bfloat16 number. Where could the part that is "
+            "rounded away be kept?"
         )
     off = (end.float() - best).abs().mean().item()
     if not off <= CLOSE:
-        return f"{moved} of 512 gains moved, but on average they end {off:.3f} from the best."
+        return (
+            f"{moved} of 512 gains moved, but on average they end {off:.3f} from the best. What "
+            "still stalls, or jumps too far?"
+        )
     return None
 
 

@@ -19,6 +19,7 @@ LINES = (  # width, dashes, colour: the first lies under the others
     (2, (0, (5, 3)), style.COLOR["moment"]),
     (2, (0, (1, 2)), style.COLOR["optimizer state"]),
     (2, "-.", style.COLOR["activations"]),
+    (2, (0, (8, 2, 1, 2, 1, 2)), style.COLOR["gradients"]),
 )
 
 
@@ -89,12 +90,17 @@ def show_losses(losses: list[float], title: str) -> None:
 
 
 def show_runs(runs: Mapping[str, Sequence[float]], title: str) -> None:
-    """Show the losses of 2 to 5 runs; say which follow the first, and which are no number.
+    """Show the losses of 2 to 6 runs; say which follow the first, and how far the others get.
 
     It is an image of pixels: 16-bit runs differ a little between machines, what is said doesn't.
     """
     if not 2 <= len(runs) <= len(LINES):
         raise ValueError(f"2 to {len(LINES)} runs can be told apart, got {len(runs)}")
+    first, *others = runs
+    if len({len(losses) for losses in runs.values()}) > 1:
+        raise ValueError("the runs must be equally long")
+    if _finite(runs[first]) < max(1, len(runs[first])) or not all(map(_finite, runs.values())):
+        raise ValueError("the first run must be finite, and so must every run's first loss")
     figure = Figure(figsize=(6, 3.2), layout="constrained")
     draw_runs(figure.add_subplot(), runs).set_title(title, fontsize=11, fontweight="bold")
     pixels = io.BytesIO()
@@ -102,20 +108,25 @@ def show_runs(runs: Mapping[str, Sequence[float]], title: str) -> None:
     image = base64.b64encode(pixels.getvalue()).decode()
     size = {"image/png": {"width": 580}}
     display({"image/png": image, "text/plain": f"[picture: {title}]"}, metadata=size, raw=True)
-    first, *others = runs
     said = [_followed(first, runs[first], name, runs[name]) for name in others]
     style.say(" ".join(said))
 
 
 def draw_runs(ax: Axes, runs: Mapping[str, Sequence[float]]) -> Axes:
-    """A line for each run, and a cross where a loss is the last that is a number."""
+    """A line for each run, and a cross where a loss is the last that is a number.
+
+    A point is the mean over a fiftieth of the longest run.
+    """
+    each = max(1, max(map(len, runs.values())) // 50)
     for (name, losses), (width, dashes, color) in zip(runs.items(), LINES, strict=False):
         until = _finite(losses)
-        ax.plot(range(until), losses[:until], lw=width, ls=dashes, color=color, label=name)
+        starts = range(0, until, each)
+        means = [_mean(losses[k : min(k + each, until)]) for k in starts]
+        ax.plot(starts, means, lw=width, ls=dashes, color=color, label=name)
         if until < len(losses):
             ax.plot(until - 1, losses[until - 1], "x", ms=11, mew=2.5, color=color)
-    ax.set(xlabel="update", ylabel="loss of the batch", ylim=(0, None))
-    ax.legend(loc="upper right", bbox_to_anchor=(1, 0.9), frameon=False, fontsize=9)
+    ax.set(xlabel="update", ylabel=f"loss, mean of {each}" if each > 1 else "loss", ylim=(0, None))
+    ax.legend(loc="lower left", frameon=False, fontsize=9)
     ax.spines[["top", "right"]].set_visible(False)
     return ax
 
@@ -129,5 +140,14 @@ def _followed(first: str, expected: Sequence[float], name: str, losses: Sequence
     until = _finite(losses)
     if until < len(losses):
         return f"{name}: no number after {until} update{'s' * (until != 1)}."
-    apart = max(abs(a - b) for a, b in zip(expected, losses, strict=True))
-    return f"{name}: {'follows' if apart < NEAR else 'departs from'} {first}."
+    if max(abs(a - b) for a, b in zip(expected, losses, strict=True)) < NEAR:
+        return f"{name}: follows {first}."
+    tenth = max(1, len(losses) // 10)
+    way, other = (_mean(run[:tenth]) - _mean(run[-tenth:]) for run in (expected, losses))
+    if other < way / 10:
+        return f"{name}: goes less than a tenth of {first}'s way."
+    return f"{name}: departs from {first}."
+
+
+def _mean(losses: Sequence[float]) -> float:
+    return sum(losses) / len(losses)

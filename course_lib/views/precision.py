@@ -38,23 +38,34 @@ def explorer():
     buttons = widgets.HBox(layout={"flex_flow": "row wrap", "width": "580px"})
     value, chosen = box.values["value"], box.values["format"]
 
+    def shown() -> int:
+        return int("".join(button.description for button in buttons.children), 2)
+
+    def show(pattern: int, format: Format) -> None:
+        bits = f"{pattern:0{format.bits}b}"
+        for button, bit in zip(buttons.children, bits, strict=True):
+            button.description = bit
+
     def flip(position: int) -> None:
         format = FORMATS[chosen.value]
-        value.value = repr(decode(encode(_number(value.value), format) ^ 1 << position, format))
+        pattern = shown() ^ 1 << position
+        show(pattern, format)
+        value.value = repr(decode(pattern, format))
 
     def show_bits(_=None) -> None:
         format = FORMATS[chosen.value]
         try:
-            bits = f"{encode(_number(value.value), format):0{format.bits}b}"
+            x = _number(value.value)
         except ValueError:
             return  # the sentence says what is wrong
-        for button, bit in zip(buttons.children, bits, strict=True):
-            button.description = bit
+        if repr(decode(shown(), format)) != repr(x):  # NaN has many patterns: keep this one
+            show(encode(x, format), format)
 
     def new_buttons(_=None) -> None:
         format = FORMATS[chosen.value]
         positions = reversed(range(format.bits))
         buttons.children = [_button(format, position, flip) for position in positions]
+        show(0, format)
         show_bits()
 
     value.observe(show_bits, "value")
@@ -93,6 +104,8 @@ def dial(gradient: Tensor):
 
 def dial_view(sizes: Tensor, exponent: int) -> style.Picture:
     """The gradient's sizes by powers of two, scaled; what fp16 makes 0, or infinite, apart."""
+    if not sizes.isfinite().all():
+        raise ValueError("the gradient is infinite or NaN in places: no scale repairs that")
     scaled = sizes[sizes != 0] * 2.0**exponent
     if not len(scaled):
         raise ValueError("the gradient is 0 everywhere: there is nothing to scale")
@@ -133,7 +146,7 @@ def _kept(x: float, format: Format) -> str:
     value = decode(encode(x, format), format)
     if value == x or math.isnan(x):
         return f"{value:.8g}, exactly"
-    if abs(x) > format.max:
+    if not math.isfinite(decode(encode(x, format, overflow="ieee"), format)):
         return f"{value:.8g}, out of range"
     if value == 0:
         return "0, too small for it"

@@ -13,7 +13,25 @@ import torch
 from torch import Tensor, nn
 
 from course_lib import units
-from course_lib.facts import ModelConfig
+from course_lib.live_bytes import CATEGORIES, MemoryTimeline
+from course_lib.shapes import Activations, Kept, activations, num_params
+
+__all__ = [
+    "CONVENTIONS",
+    "OPTIMIZERS",
+    "Activations",
+    "Comparison",
+    "Convention",
+    "Difference",
+    "Kept",
+    "Ledger",
+    "Row",
+    "activations",
+    "compare",
+    "ledger",
+    "ledger_of",
+    "num_params",
+]
 
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -217,37 +235,67 @@ def ledger_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Ledger:
     return Ledger(f"{type(model).__name__}, live", num_params, tuple(rows))
 
 
-def num_params(config: ModelConfig) -> int:
-    """The exact number of parameters of a dense model, by its family's shapes.
+@dataclass(frozen=True)
+class Difference:
+    """A category's bytes in a ledger and at a traced peak, and why they differ."""
 
-    >>> from course_lib import facts
-    >>> f"{num_params(facts.model('llama-2-7b')):,}"
-    '6,738,415,616'
-    """
-    if not isinstance(config, ModelConfig):
-        raise TypeError(f"config must be a ModelConfig, got {type(config).__name__}")
-    if config.family not in _LAYER_PARAMS:
-        raise ValueError(f"family must be one of {sorted(_LAYER_PARAMS)}, got {config.family!r}")
-    d, vocab = config.dim, config.vocab_size
-    embeddings = vocab * d * (1 if config.tied_head else 2)
-    if config.family == "gpt2":
-        embeddings += config.max_seq_len * d + d  # positions; the last norm's bias
-    return embeddings + config.num_layers * _LAYER_PARAMS[config.family](config) + d
+    category: str
+    ledger_bytes: int
+    peak_bytes: int
+    reason: str
 
 
-def _llama_layer(c: ModelConfig) -> int:
-    queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-    attention = 2 * c.dim * queries + 2 * c.dim * keys  # wq, wo; wk, wv
-    biases = (queries + 2 * keys) * c.qkv_bias
-    return attention + biases + 3 * c.dim * c.ffn_dim + 2 * c.dim  # SwiGLU; two norms
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """Differences that add up to the whole difference. It prints as a table."""
+
+    lines: tuple[Difference, ...]
+
+    def __repr__(self) -> str:
+        sums = (sum(d.ledger_bytes for d in self.lines), sum(d.peak_bytes for d in self.lines))
+        rows = [f"{'':<16}{'ledger':>12}{'at the peak':>14}"]
+        for line in (*self.lines, Difference("total", *sums, "")):
+            sizes = f"{units.binary(line.ledger_bytes):>12}{units.binary(line.peak_bytes):>14}"
+            rows.append(f"{line.category:<16}{sizes}  {line.reason}".rstrip())
+        return "\n".join(rows)
 
 
-def _gpt2_layer(c: ModelConfig) -> int:
-    attention = 4 * c.dim * c.dim + 4 * c.dim
-    return attention + 2 * c.dim * c.ffn_dim + c.ffn_dim + c.dim + 4 * c.dim  # two LayerNorms
+def compare(ledger: Ledger, timeline: MemoryTimeline) -> Comparison:
+    """A ledger beside a traced peak, category by category, with a reason where they differ."""
+    if not isinstance(ledger, Ledger):
+        raise TypeError(f"compare needs a Ledger, got {type(ledger).__name__}")
+    if not isinstance(timeline, MemoryTimeline):
+        raise TypeError(f"compare needs a MemoryTimeline, got {type(timeline).__name__}")
+    counted = dict.fromkeys(CATEGORIES, 0)
+    for row in ledger.rows:
+        counted[_CATEGORY.get(row.name, "optimizer state")] += row.num_bytes
+    return Comparison(
+        tuple(
+            Difference(name, counted[name], peak, _reason(name, counted[name], peak, timeline))
+            for name, peak in timeline.peak_by.items()
+            if counted[name] or peak
+        )
+    )
 
 
-_LAYER_PARAMS = {"llama": _llama_layer, "gpt2": _gpt2_layer}
+_CATEGORY = {"gradients": "gradients", "fp32 gradient copies": "gradients"} | dict.fromkeys(
+    ("weights", "frozen weights", "buffers", "master weights"), "weights"
+)
+
+
+def _reason(category: str, counted: int, peak: int, timeline: MemoryTimeline) -> str:
+    phase = timeline.peak_at.phase
+    if counted == peak:
+        return ""
+    if category in ("activations", "inputs", "temporaries"):
+        return "not in a ledger"
+    if category == "gradients":
+        return f"not all there in {phase}" if peak < counted else "another convention"
+    if category == "optimizer state" and not peak:
+        return "made by the first update"
+    if category == "optimizer state" and 0 < peak - counted < counted / 100:
+        return "step counters"
+    return "another convention"
 
 
 def _positive(name: str, value) -> None:

@@ -1,0 +1,278 @@
+"""The ledger against live models to the byte, and against published tables."""
+
+import csv
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from course_lib import facts, memory_trace, models
+from course_lib.facts import ModelConfig
+from course_lib.live_bytes import Tracer
+from course_lib.memory import CONVENTIONS, compare, ledger, ledger_of, num_params
+from course_lib.precision import MasterWeights
+from course_lib.training import train_step
+
+FACTS = Path(__file__).parent / "facts"
+CONFIG = ModelConfig(
+    vocab_size=40, dim=16, num_layers=2, num_heads=2, ffn_dim=24, max_seq_len=8, name="tiny"
+)
+
+
+def read(name):
+    with open(FACTS / name, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+# --- published ---
+
+
+@pytest.mark.parametrize(
+    "row", read("zero_table1.csv"), ids=lambda row: "-".join(row.values())[:24]
+)
+def test_the_zero_paper_s_table(row):
+    """46 cells are rounded, 8 cut off."""
+    given = ledger(
+        int(row["params"]),
+        "zero-fp16",
+        zero_stage=int(row["zero_stage"]),
+        data_parallel=int(row["data_parallel"]),
+    )
+    published, gb = row["published_gb"], given.total_bytes / 1e9
+    digits = len(published.partition(".")[2])
+    assert float(published) in (round(gb + 1e-9, digits), int(gb * 10**digits) / 10**digits)
+
+
+def test_deepspeed_s_estimates_are_its_code_s_and_not_all_its_documentation_s():
+    zero2, zero3, *_ = read("deepspeed_estimates.csv")
+    params, devices = int(zero2["params"]), int(zero2["devices"])
+    ours = ledger(params, "both-gradients", zero_stage=2, data_parallel=devices)
+    assert round(ours.total_bytes / 2**30, 2) == float(zero2["code_gib"])
+    documented = (4 + 16 / devices) * params / 2**30  # stage 2 without dividing 16-bit gradients
+    assert round(documented, 2) == float(zero2["documented_gib"]) != float(zero2["code_gib"])
+    ours = ledger(params, "megatron-bf16", zero_stage=3, data_parallel=devices)
+    gathered = 4 * int(zero3["largest_layer"])  # one layer's weights and gradients in 16 bits
+    assert round((ours.total_bytes + gathered) / 2**30, 2) == float(zero3["code_gib"])
+
+
+@pytest.mark.parametrize(
+    ("convention", "bytes_per_param"),
+    [
+        ("fp32", 16), ("autocast", 16), ("zero-fp16", 16), ("megatron-bf16", 18),
+        ("both-gradients", 20), ("seed-1b", 18), ("seed-7b", 12), ("pure-bf16", 8),
+    ],
+)  # fmt: skip
+def test_each_convention_has_its_figure_its_source_and_what_it_leaves_out(
+    convention, bytes_per_param
+):
+    given = ledger(10**9, convention)
+    assert given.bytes_per_param == bytes_per_param
+    assert sum(row.bytes_per_param for row in given.rows) == bytes_per_param
+    assert CONVENTIONS[convention].source and CONVENTIONS[convention].leaves_out
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "state"), [("sgd", 0), ("momentum", 4), ("adamw", 8), ("adam8bit", 2.03125)]
+)
+def test_the_optimizer_is_the_other_axis(optimizer, state):
+    assert ledger(2**20, "fp32", optimizer=optimizer).bytes_per_param == 8 + state
+
+
+@pytest.mark.parametrize("n", [2, 8, 64])
+def test_what_the_distributed_optimizers_publish(n):
+    """6 + 12/d and 4 + 16/d: Megatron's; 18/d: everything divided."""
+    params = 64 * 10**6
+    for convention, stage, each in (
+        ("megatron-bf16", 1, 6 + 12 / n),
+        ("both-gradients", 1, 4 + 16 / n),
+        ("both-gradients", 2, 2 + 18 / n),
+        ("megatron-bf16", 3, 18 / n),
+        ("zero-fp16", 0, 16),
+    ):
+        given = ledger(params, convention, zero_stage=stage, data_parallel=n)
+        assert given.total_bytes == each * params
+
+
+# --- live ---
+
+
+def mlp():
+    return models.mlp(8, 16, 4), torch.ones(3, 8)
+
+
+def tied():
+    config = CONFIG.__class__(**{**vars(CONFIG), "tied_head": True})
+    return models.Transformer(config), torch.zeros((2, 8), dtype=torch.int64)
+
+
+def frozen():
+    model, batch = mlp()
+    model[0].requires_grad_(False)
+    return model, batch
+
+
+def shared():
+    layer = nn.Linear(8, 8)
+    return nn.Sequential(layer, nn.Tanh(), layer, nn.BatchNorm1d(8)), torch.ones(3, 8)
+
+
+def trained(build, convention):
+    """A model of this convention, its optimizer, after backward and before the second update."""
+    (model, batch), masters = build(), CONVENTIONS[convention].masters
+    dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+    narrow = dtype[CONVENTIONS[convention].weights]
+    model, batch = model.to(narrow), batch.to(narrow) if batch.is_floating_point() else batch
+    own = [p for p in model.parameters() if p.requires_grad]
+    kept = MasterWeights(own) if masters else None
+    optimizer = torch.optim.AdamW(kept.masters if kept else own)
+    for step in (1, 2):
+        model(batch).float().square().mean().backward()
+        if kept and (step == 1 or CONVENTIONS[convention].gradients == "fp32"):
+            kept.take_gradients()
+        if CONVENTIONS[convention].copies and step == 2:
+            for parameter, master in zip(own, kept.masters, strict=True):
+                master.grad = parameter.grad.float()
+        if step == 1:
+            optimizer.step()
+            optimizer.zero_grad()
+            model.zero_grad()
+    return model, optimizer, kept
+
+
+RUNNABLE = ("fp32", "zero-fp16", "megatron-bf16", "both-gradients", "pure-bf16")
+
+
+@pytest.mark.parametrize("build", [mlp, tied, frozen, shared])
+@pytest.mark.parametrize("convention", RUNNABLE)
+def test_the_live_ledger_is_what_is_resident_to_the_byte(build, convention):
+    gc.collect()
+    with Tracer(timed=False) as tracer:
+        model, optimizer, kept = trained(build, convention)
+        gc.collect()
+        resident = tracer.live_bytes
+    live = ledger_of(model, optimizer)
+    assert live.total_bytes == resident
+    # And the formula's, for what is trained: the live model adds counters, buffers, frozen weights.
+    trained_params = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    extra = ("step counters", "buffers", "frozen weights")
+    counted = sum(row.num_bytes for row in live.rows if row.name not in extra)
+    assert counted == ledger(trained_params, convention).total_bytes
+    masters = [row.num_bytes for row in live.rows if row.name == "master weights"]
+    assert masters == ([] if kept is None else [4 * trained_params])
+
+
+def test_autocast_leaves_weights_gradients_and_state_as_they_are():
+    model, batch = mlp()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(batch).float().square().mean()
+        loss.backward()
+        if not optimizer.state:
+            optimizer.step()
+            optimizer.zero_grad()
+    params = sum(p.numel() for p in model.parameters())
+    assert (
+        ledger_of(model, optimizer).total_bytes
+        == ledger(params, "autocast").total_bytes + 4 * 4  # four tensors' step counters
+    )
+
+
+def test_a_view_of_a_larger_storage_counts_whole_and_a_buffer_by_its_own_size():
+    model = nn.BatchNorm1d(4)  # two buffers of 4 floats, one counter of int64
+    rows = ledger_of(model, torch.optim.SGD(model.parameters())).rows
+    assert [(r.name, r.dtype, r.num_bytes) for r in rows] == [
+        ("weights", "fp32", 32), ("buffers", "fp32", 32), ("buffers", "int64", 8),
+    ]  # fmt: skip
+
+
+# --- ledger and peak ---
+
+
+def timeline(optimizer=torch.optim.AdamW, steps=2):
+    return memory_trace.measure(
+        lambda: models.mlp(64, 128, 10),
+        lambda: torch.zeros(32, 64),
+        lambda model, x: model(x).square().mean(),
+        lambda model: optimizer(model.parameters()),
+        steps=steps,
+    )
+
+
+def test_the_comparison_adds_up_to_the_peak_and_says_why():
+    params = sum(p.numel() for p in models.mlp(64, 128, 10).parameters())
+    traced, counted = timeline(), ledger(params, "fp32")
+    found = compare(counted, traced)
+    assert sum(line.ledger_bytes for line in found.lines) == counted.total_bytes
+    assert sum(line.peak_bytes for line in found.lines) == traced.peak_bytes
+    reasons = {line.category: line.reason for line in found.lines}
+    assert reasons["weights"] == "" and reasons["optimizer state"] == "step counters"
+    assert reasons["temporaries"] == "not in a ledger"
+    assert "total" in repr(found) and max(map(len, repr(found).splitlines())) <= 70
+
+
+def test_a_peak_in_forward_has_no_gradients_and_no_state_yet():
+    wide = memory_trace.measure(
+        lambda: models.mlp(64, 8, 10),
+        lambda: torch.zeros(4096, 64),
+        lambda model, x: model(x).exp().mean(),
+        lambda model: torch.optim.AdamW(model.parameters()),
+        steps=1,
+    )
+    params = sum(p.numel() for p in models.mlp(64, 8, 10).parameters())
+    reasons = {d.category: d.reason for d in compare(ledger(params, "fp32"), wide).lines}
+    assert reasons["optimizer state"] == "made by the first update"
+    assert reasons["gradients"].startswith("not all there in ")
+    assert reasons["activations"] == "not in a ledger"
+
+
+# --- refusals and text ---
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: ledger(0, "fp32"), ValueError, "num_params must be at least 1"),
+        (lambda: ledger(7e9, "fp32"), TypeError, "num_params must be a whole number"),
+        (lambda: ledger(1, "fp64"), ValueError, "convention must be one of"),
+        (lambda: ledger(1, "fp32", optimizer="lion"), ValueError, "optimizer must be one of"),
+        (lambda: ledger(1, "fp32", zero_stage=4), ValueError, "zero_stage must be one of 0, 1"),
+        (lambda: ledger(1, "fp32", zero_stage=True), ValueError, "zero_stage must be one of"),
+        (lambda: ledger(1, "fp32", data_parallel=0), ValueError, "data_parallel must be"),
+        (lambda: ledger_of("model", None), TypeError, "needs a module"),
+        (lambda: ledger_of(nn.Linear(1, 1), None), TypeError, "needs a torch optimizer"),
+        (lambda: compare(None, None), TypeError, "needs a Ledger"),
+        (lambda: compare(ledger(1, "fp32"), None), TypeError, "needs a MemoryTimeline"),
+    ],
+)
+def test_what_cannot_be_counted_is_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_a_ledger_prints_its_rows_who_holds_them_and_both_units():
+    text = repr(ledger(7 * 10**9, "seed-7b", zero_stage=1, data_parallel=8))
+    assert "84.00" not in text and "1/8 each" in text and "every device" in text
+    assert "84.00 GB = 78.23 GiB" in repr(ledger(7 * 10**9, "seed-7b"))
+    assert max(map(len, text.splitlines())) <= 64
+
+
+def test_an_uneven_division_is_rounded_up_to_a_byte():
+    given = ledger(10, "fp32", zero_stage=3, data_parallel=3)
+    assert [row.num_bytes for row in given.rows] == [14, 14, 14, 14]
+
+
+def test_llama_2_7b_under_the_budgets_of_public_texts():
+    params = num_params(facts.model("llama-2-7b"))
+    gib = {c: ledger(params, c).total_bytes / 2**30 for c in ("seed-7b", "zero-fp16")}
+    assert {c: round(size, 2) for c, size in gib.items()} == {"seed-7b": 75.31, "zero-fp16": 100.41}
+
+
+def test_a_step_needs_no_more_than_its_ledger_before_the_first_activation():
+    model, batch = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train_step(model, [batch], lambda m, x: m(x).mean(), optimizer)
+    live = ledger_of(model, optimizer)
+    assert [row.name for row in live.rows] == ["weights"]

@@ -1,0 +1,122 @@
+"""Parameters and kept bytes by arithmetic, against real models and the traced step."""
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from course_lib import facts, memory_trace, models
+from course_lib.facts import ModelConfig
+from course_lib.shapes import activations, num_params
+
+SMALL = ModelConfig(
+    vocab_size=50, dim=32, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=6, ffn_dim=48,
+    max_seq_len=16, name="small",
+)  # fmt: skip
+DTYPES = ((torch.float32, None), (torch.float32, torch.bfloat16), (torch.bfloat16, None))
+
+
+def kept(config, batch, seq, attention="sdpa", checkpointing=False, dtype=None, autocast=None):
+    """The live activations after the loss, traced on shapes without numbers."""
+    timeline = memory_trace.measure(
+        lambda: models.Transformer(config, attention=attention, checkpointing=checkpointing),
+        lambda: torch.zeros((batch, seq), dtype=torch.int64),
+        lambda model, x: F.cross_entropy(model(x).flatten(0, 1), x.flatten()),
+        lambda model: torch.optim.SGD(model.parameters()),
+        dtype=dtype or torch.float32,
+        autocast=autocast,
+        steps=1,
+    )
+    loss = next(phase for phase in timeline.phases if phase.name == "loss")
+    return timeline.live["activations"][loss.end - 1]
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(("dtype", "autocast"), DTYPES)
+@pytest.mark.parametrize("attention", ["sdpa", "explicit"])
+def test_the_activations_are_the_traced_ones_to_the_byte(
+    kv_heads, attention, checkpointing, dtype, autocast
+):
+    how = dict(attention=attention, checkpointing=checkpointing, dtype=dtype, autocast=autocast)
+    for bias, tied, batch, seq in ((False, False, 1, 16), (True, True, 3, 5)):
+        config = dataclasses.replace(SMALL, num_kv_heads=kv_heads, qkv_bias=bias, tied_head=tied)
+        formula = activations(config, batch=batch, seq=seq, **how)
+        assert formula.total_bytes == kept(config, batch, seq, **how)
+
+
+def test_two_layers_of_llama_are_counted_to_the_byte():
+    config = dataclasses.replace(facts.model("llama-2-7b"), num_layers=2)
+    for autocast in (None, torch.bfloat16):
+        formula = activations(config, batch=2, seq=512, autocast=autocast)
+        assert formula.total_bytes == kept(config, 2, 512, autocast=autocast)
+
+
+class GeluInstead(models.SwiGLU):
+    def forward(self, x):
+        return self.w2(F.gelu(self.w1(x)))
+
+
+class NormTwice(models.RMSNorm):
+    def forward(self, x):
+        return super().forward(super().forward(x))
+
+
+@pytest.mark.parametrize(("name", "changed"), [("SwiGLU", GeluInstead), ("RMSNorm", NormTwice)])
+def test_another_line_in_the_model_is_noticed(monkeypatch, name, changed):
+    assert activations(SMALL, batch=2, seq=8).total_bytes == kept(SMALL, 2, 8)
+    monkeypatch.setattr(models, name, changed)
+    assert activations(SMALL, batch=2, seq=8).total_bytes != kept(SMALL, 2, 8)
+
+
+def test_the_entries_add_up_and_print():
+    formula = activations(SMALL, batch=2, seq=8)
+    rest = sum(entry.num_bytes for entry in formula.rest)
+    assert formula.total_bytes == 3 * formula.layer_bytes + rest
+    assert repr(formula).splitlines()[-1].endswith(f"{formula.total_bytes:,} B")
+    assert max(map(len, repr(formula).splitlines())) <= 64
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"batch": 0}, ValueError, "batch must be at least 1"),
+        ({"batch": True}, TypeError, "batch must be a whole number"),
+        ({"seq": 2.0}, TypeError, "seq must be a whole number"),
+        ({"seq": 17}, ValueError, "max_seq_len 16"),
+        ({"attention": "flash"}, ValueError, "sdpa or explicit"),
+        ({"dtype": torch.float64}, ValueError, "dtype must be one of"),
+        ({"autocast": torch.float32}, ValueError, "autocast must be"),
+        ({"autocast": torch.bfloat16, "dtype": torch.bfloat16}, ValueError, "float32 weights"),
+    ],
+)
+def test_what_the_model_would_not_run_is_refused(changes, error, message):
+    with pytest.raises(error, match=message):
+        activations(SMALL, **({"batch": 2, "seq": 8} | changes))
+
+
+def test_a_config_is_needed():
+    for call in (num_params, lambda config: activations(config, batch=1, seq=1)):
+        with pytest.raises(TypeError, match="ModelConfig"):
+            call("llama-2-7b")
+    with pytest.raises(ValueError, match="llama family"):
+        activations(facts.model("gpt2"), batch=1, seq=1)
+    with pytest.raises(ValueError, match="family must be one of"):
+        num_params(dataclasses.replace(SMALL, family="mamba"))
+
+
+PUBLISHED = [config for config in facts.models() if config.published_params]
+
+
+@pytest.mark.parametrize("config", PUBLISHED, ids=lambda config: config.name)
+def test_the_number_of_parameters_is_the_published_one(config):
+    assert num_params(config) == config.published_params
+
+
+@pytest.mark.parametrize(("tied", "bias"), list(itertools.product((False, True), repeat=2)))
+def test_the_number_of_parameters_is_the_model_s(tied, bias):
+    config = dataclasses.replace(SMALL, tied_head=tied, qkv_bias=bias)
+    model = models.Transformer(config)
+    assert num_params(config) == sum(p.numel() for p in model.parameters())

@@ -39,12 +39,12 @@ skipped_steps = Prediction(
     tolerance=0.5,
     low=0,
     high=100,
-    too_low="4 times the scale must stay below fp16's largest number, 65,504: 65,536, 32,768 and "
+    too_low="4 times the scale must stay below 65,520, where infinity begins: 65,536, 32,768 and "
     "16,384 are too much.",
     too_high="It stops as soon as it fits: 4 times 8,192 does.",
     beliefs=(
         Belief(0, "4 is small, but 4 times 65,536 isn't: fp16 ends at 65,504."),
-        Belief(1, "4 times 32,768 is still more than 65,504."),
+        Belief(1, "4 times 32,768 is still more than fp16 can hold."),
         Belief(16, "The scale needn't go down to 1: 8,192 fits."),
     ),
 )

@@ -5,8 +5,8 @@
 Both run in one new kernel, as in a notebook: a value is changed, and the time until the new
 picture is ready in the kernel is taken. The peer draws the same bars and areas with pyplot.
 Prints the median of each and their ratio; then the redraw of the stepper, the race, the
-composer, the explorer and the dial, and the drawing of the graph of a Transformer, about 250
-nodes, from trace to picture.
+composer, the explorer, the dial and the calculator, and the drawing of the graph of a
+Transformer, about 250 nodes, from trace to picture.
 """
 
 from jupyter_client.manager import start_new_kernel
@@ -58,7 +58,7 @@ print("RESULT", median_ms(box.values["batch"], (128, 256, 384, 512)),
 from course_lib import autograd
 from course_lib.facts import ModelConfig
 from course_lib.graph import trace
-from course_lib.views import graph, optimizers, precision, schedules, stepper
+from course_lib.views import graph, memory, optimizers, precision, schedules, stepper
 
 w, b = autograd.Tensor(0.5, requires_grad=True), autograd.Tensor(-0.4, requires_grad=True)
 box = stepper.step_through(((w * 2.0 + b).tanh() - 1.0) ** 2, w=w, b=b)
@@ -75,9 +75,11 @@ race = optimizers.race().values["update"]
 shape = schedules.composer().values["shape"]
 number = precision.explorer().values["value"]
 scale = precision.dial(torch.randn(20_000) * 1e-6).values["exponent"]
+convention = memory.calculator().values["convention"]
 print("GRAPHS", median_ms(step, step.options), len(traced.nodes), statistics.median(taken),
       median_ms(race, range(0, 150, 5)), median_ms(shape, schedules.SHAPES),
-      median_ms(number, ("0.1", "257", "1e-8")), median_ms(scale, range(0, 33, 4)))
+      median_ms(number, ("0.1", "257", "1e-8")), median_ms(scale, range(0, 33, 4)),
+      median_ms(convention, memory.CONVENTIONS))
 """
 
 
@@ -105,10 +107,11 @@ def main() -> None:
             f"{peer / ours:.0f} times as fast"
         )
     row = next(line for line in "".join(printed).splitlines() if line.startswith("GRAPHS"))
-    step, nodes, picture, race, composer, explorer, dial = row.split()[1:]
+    step, nodes, picture, race, composer, explorer, dial, calculator = row.split()[1:]
     print(f"stepper: {float(step):.1f} ms; race: {float(race):.1f} ms", end="; ")
     print(f"composer: {float(composer):.1f} ms", end="; ")
     print(f"explorer: {float(explorer):.1f} ms; dial: {float(dial):.1f} ms", end="; ")
+    print(f"calculator: {float(calculator):.1f} ms", end="; ")
     print(f"{nodes} nodes traced and drawn: {float(picture):.0f} ms")
 
 

@@ -10,7 +10,7 @@ import them. `tests/test_layers.py` reads this list.
     optimizers schedules precision  rules and state; rates by update number; formats, loss scaling
     compute live_bytes              FLOPs; every storage while it lives
     training memory_trace           the step; the step, measured
-    shapes memory                   by arithmetic: parameters and kept bytes; what a parameter costs
+    shapes memory moments           by arithmetic: kept bytes; copies of a parameter; the peak
     check                           predictions and exercises: the engine, pure logic
     lessons views                   questions and feedback; pictures
 """

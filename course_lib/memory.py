@@ -137,9 +137,9 @@ class Ledger:
         for row in self.rows:
             size = units.decimal(row.num_bytes)
             each = f"{row.bytes_per_param:.4g} B"
-            lines.append(f"{row.name:<23}{row.dtype:<5}{each:>8}{size:>11}  {row.holder}".rstrip())
+            lines.append(f"{row.name:<21}{row.dtype:<5}{each:>8}{size:>11}  {row.holder}".rstrip())
         size = f"{units.decimal(self.total_bytes)} = {units.binary(self.total_bytes)}"
-        lines.append(f"{'total':<28}{self.bytes_per_param:.4g} B = {size}")
+        lines.append(f"{'total':<26}{f'{self.bytes_per_param:.4g} B':>8} = {size}")
         return "\n".join(lines)
 
 
@@ -173,7 +173,7 @@ def ledger(
         divided = zero_stage >= ZERO_STAGES.get(name, 1)
         share = Fraction(each, data_parallel if divided else 1)
         num_bytes = -int(-share * num_params // 1)  # up to a whole byte
-        holder = f"1/{data_parallel} each" if divided else "every device"
+        holder = f"1/{data_parallel} each" if divided else "each device"
         rows.append(Row(name, dtype, float(share), num_bytes, holder))
     return Ledger(f"{convention}, {optimizer}", num_params, tuple(rows))
 
@@ -253,10 +253,10 @@ class Comparison:
 
     def __repr__(self) -> str:
         sums = (sum(d.ledger_bytes for d in self.lines), sum(d.peak_bytes for d in self.lines))
-        rows = [f"{'':<16}{'ledger':>12}{'at the peak':>14}"]
+        rows = [f"{'':<15}{'ledger':>12}{'at the peak':>13}"]
         for line in (*self.lines, Difference("total", *sums, "")):
-            sizes = f"{units.binary(line.ledger_bytes):>12}{units.binary(line.peak_bytes):>14}"
-            rows.append(f"{line.category:<16}{sizes}  {line.reason}".rstrip())
+            sizes = f"{units.binary(line.ledger_bytes):>12}{units.binary(line.peak_bytes):>13}"
+            rows.append(f"{line.category:<15}{sizes}  {line.reason}".rstrip())
         return "\n".join(rows)
 
 

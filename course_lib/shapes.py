@@ -73,11 +73,11 @@ class Activations:
         return self.num_layers * self.layer_bytes + sum(kept.num_bytes for kept in self.rest)
 
     def __repr__(self) -> str:
-        rows = [f"{kept.where:<16}{kept.what:<28}{kept.num_bytes:>16,} B" for kept in self.layer]
-        times = [f"{'':<16}{f'times {self.num_layers} layers':<28}"]
+        rows = [f"{kept.where:<15}{kept.what:<25}{kept.num_bytes:>16,} B" for kept in self.layer]
+        times = [f"{'':<15}{f'times {self.num_layers} layers':<25}"]
         times[0] += f"{self.num_layers * self.layer_bytes:>16,} B"
-        rest = [f"{kept.where:<16}{kept.what:<28}{kept.num_bytes:>16,} B" for kept in self.rest]
-        return "\n".join([*rows, *times, *rest, f"{'total':<44}{self.total_bytes:>16,} B"])
+        rest = [f"{kept.where:<15}{kept.what:<25}{kept.num_bytes:>16,} B" for kept in self.rest]
+        return "\n".join([*rows, *times, *rest, f"{'total':<40}{self.total_bytes:>16,} B"])
 
 
 def activations(
@@ -122,7 +122,7 @@ def activations(
         *_norm("norm", n * d, n),
         *_linear_inputs("head", 1, n * d, stream, autocast),
         Kept("loss", "log-probabilities", n * vocab * loss),
-        Kept("loss", "itself, and the weights' sum", 2 * loss),
+        Kept("loss", "itself, the weights' sum", 2 * loss),
     ]
     if autocast is not None:
         rest.append(Kept("autocast", "copy of the head", vocab * d * operand))

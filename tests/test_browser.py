@@ -283,6 +283,49 @@ def test_chapter_05_runs_a_bit_is_flipped_and_the_scale_is_turned(lab):
     page.close()
 
 
+def test_chapter_06_runs_and_a_step_is_made_to_fit(lab):
+    chapter = lab("06_memory.ipynb")
+    page = chapter.page
+    chapter.run_all()
+    assert_clean(chapter)
+    calculator = chapter.cell("pictures.calculator()")
+    sentence = calculator.locator("p[role=status]")
+    before = calculator.locator("img").first.get_attribute("src")
+    assert "101.39 GiB at the peak, optimizer step" in sentence.inner_text()
+    assert "out of memory" in sentence.inner_text()
+    for name, choice in (
+        ("convention", "zero-fp16"),
+        ("checkpointing", "on"),
+        ("devices", "8"),
+        ("ZeRO stage", "2"),
+        ("explain", "gradients"),
+    ):
+        calculator.get_by_label(name).select_option(choice)
+    chapter.settle()
+    said = sentence.inner_text()
+    assert ": fits." in said and "gradients: 0.25 B × 6,738,415,616 = 1.57 GiB." in said
+    assert calculator.locator("img").first.get_attribute("src") != before
+    box = calculator.get_by_label("batch, each device")
+    for typed, shown in (("0", "1"), ("999", "64")):
+        box.fill(typed)
+        page.keyboard.press("Enter")
+        chapter.settle()
+        assert box.input_value() == shown
+
+    page.get_by_label("Your guess").nth(1).fill("32")
+    page.keyboard.press("Enter")
+    chapter.settle()
+    chapter.run_again("guess_one.compare")
+    said = " ".join(chapter.cell("guess_one.compare").inner_text().split())
+    assert "You said 32 GiB; measured: 101.4. An eighth of all of it?" in said
+    chapter.run_with("plan = None", 'plan = dict(convention="fp32", batch=8)')
+    check = "lesson.one_card.check(plan)"
+    chapter.run_again(check)
+    assert "It peaks at 255.98 GiB, backward begins," in chapter.cell(check).inner_text()
+    assert_clean(chapter)
+    page.close()
+
+
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
 @pytest.mark.parametrize("width", [900, 1280])
 def test_no_output_is_wider_than_its_window(lab, path, width):

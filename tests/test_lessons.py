@@ -7,14 +7,16 @@ import pytest
 import torch
 from torch import nn
 
-from course_lib import compute, models
+from course_lib import compute, facts, models
 from course_lib.check import NOT_ATTEMPTED, PASSED, WRONG, Exercise, Prediction, Question
 from course_lib.graph import trace
-from course_lib.lessons import graph, precision, start
+from course_lib.lessons import graph, memory, precision, start
 from course_lib.lessons import optimizers as rules
 from course_lib.lessons import schedules as rates
 from course_lib.lessons import training as lesson
+from course_lib.memory import ledger, ledger_of, num_params
 from course_lib.memory_trace import measure
+from course_lib.moments import moments
 from course_lib.optimizers import state_bytes
 from course_lib.precision import FP16, LossScaler, MasterWeights, decode
 from course_lib.schedules import constant, cosine, linear
@@ -22,13 +24,13 @@ from course_lib.training import train_step
 
 VALUES = [
     value
-    for module in (start, lesson, graph, rules, rates, precision)
+    for module in (start, lesson, graph, rules, rates, precision, memory)
     for value in vars(module).values()
 ]
 EXERCISES = [value for value in VALUES if isinstance(value, Exercise)]
 PREDICTIONS = [value for value in VALUES if isinstance(value, Prediction)]
 QUESTIONS = [value for value in VALUES if isinstance(value, Question)]
-QUESTIONS += [*lesson.quiz, *graph.quiz, *rules.quiz, *rates.quiz, *precision.quiz]
+QUESTIONS += [*lesson.quiz, *graph.quiz, *rules.quiz, *rates.quiz, *precision.quiz, *memory.quiz]
 
 
 @pytest.mark.parametrize("exercise", EXERCISES)
@@ -662,3 +664,100 @@ def test_the_largest_scale_is_the_last_that_torch_keeps_finite(case):
     assert math.log2(scale).is_integer()
     scaled = torch.tensor([case[0] * scale, 2 * case[0] * scale], dtype=torch.float64).half()
     assert scaled.isfinite().tolist() == [True, False]
+
+
+# --- chapter 06 ---
+
+
+def test_what_chapter_06_predicts_is_what_is_measured():
+    params = num_params(facts.model("llama-2-7b"))
+    assert ledger(params, "fp32").total_bytes / 1e9 == pytest.approx(
+        memory.states_gb.expected, abs=0.1
+    )
+    weights = params / 1e9
+    shares = [2 * weights, 4 * weights, 8 * weights, 12 * weights]
+    assert [b.value for b in memory.states_gb.beliefs] == pytest.approx(shares, abs=0.1)
+
+    llama = facts.model("llama-2-7b")
+    eight, one = (moments(llama, "fp32", batch=b, seq=2048) for b in (8, 1))
+    assert eight.peak.total_bytes / 2**30 == pytest.approx(256, abs=0.1)
+    assert one.peak.total_bytes / 2**30 == pytest.approx(memory.fewer_sequences.expected, abs=0.1)
+    parts = one.moments[0].parts
+    still = (parts["weights"] + parts["optimizer state"]) / 2**30
+    begins = one.moments[0].total_bytes / 2**30
+    beliefs = [belief.value for belief in memory.fewer_sequences.beliefs]
+    assert beliefs == pytest.approx([256 / 8, 256, still, begins], abs=0.1)
+
+
+@pytest.mark.parametrize(("activation", "mb"), [(nn.ReLU(), 2.1), (nn.ReLU(inplace=True), 2.1)])
+def test_a_relu_in_place_keeps_as_much(activation, mb):
+    model = nn.Sequential(nn.Linear(1024, 1024), activation, nn.Linear(1024, 1024))
+    kept = trace(model(torch.zeros(256, 1024)), model).saved_bytes
+    assert kept / 1e6 == pytest.approx(mb, abs=0.01) and memory.in_place.expected == mb
+
+
+def test_what_chapter_06_s_quiz_calls_right():
+    assert [right(question) for question in memory.quiz] == [
+        "2 weights, 4 gradients, 4 masters, 8 moments",
+        "0.2 GiB",
+        "no, by less than 1 GiB",
+    ]
+    assert ledger(1, "megatron-bf16").total_bytes == 18
+    capacity = facts.accelerator("A100-SXM4-80GB").capacity_bytes
+    assert 0 < 80 * 2**30 - capacity < 2**30
+
+
+@pytest.mark.parametrize("case", memory.zero_bytes.cases)
+def test_zero_bytes_are_the_ledger_s(case):
+    params, stage, devices = case
+    given = ledger(params, "zero-fp16", zero_stage=stage, data_parallel=devices)
+    assert memory.zero_bytes.answer(*case) == given.total_bytes
+
+
+@pytest.mark.parametrize("case", [(64, 3, 4), (10, 1, 1)])
+def test_lora_bytes_are_those_of_a_live_model(case):
+    dim, layers, rank = case
+    model = nn.Sequential()
+    for _ in range(layers):
+        frozen = nn.Linear(dim, dim, bias=False).requires_grad_(False)
+        down, up = nn.Linear(dim, rank, bias=False), nn.Linear(rank, dim, bias=False)
+        model.append(nn.ModuleList([frozen, down, up]))
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained)
+    for _ in range(2):
+        sum(p.sum() for p in trained).backward()
+        if not optimizer.state:
+            optimizer.step()
+            optimizer.zero_grad()
+    counters = 4 * len(trained)
+    assert ledger_of(model, optimizer).total_bytes - counters == memory.lora_bytes.answer(*case)
+
+
+@pytest.mark.parametrize(
+    ("plan", "status", "message"),
+    [
+        (None, NOT_ATTEMPTED, ""),
+        ("fp32", WRONG, "A plan is a dict"),
+        ({"convention": "pure-bf16", "batch": 8}, WRONG, "lose no update"),
+        ({"convention": "fp32", "batch": 1}, WRONG, "must see 8 sequences"),
+        ({"convention": "fp32", "batch": 8}, WRONG, "peaks at 255.98 GiB, backward begins"),
+        ({"convention": "fp32", "batch": 8, "zero_stage": 3}, WRONG, "There is one card"),
+        ({"convention": "fp32", "batch": 8, "colour": 1}, WRONG, "It raised TypeError"),
+        (
+            {"convention": "autocast", "batch": 1, "accumulate": 8, "checkpointing": True},
+            WRONG,
+            "The largest part then: optimizer state",
+        ),
+        (
+            dict(convention="autocast", optimizer="adam8bit", batch=1, accumulate=8,
+                 checkpointing=True),
+            PASSED,
+            "",
+        ),
+        (dict(convention="fp32", optimizer="sgd", batch=2, accumulate=4, checkpointing=True),
+         PASSED, ""),
+    ],
+)  # fmt: skip
+def test_the_plan_for_one_card_says_what_is_missing(plan, status, message):
+    result = memory.one_card.check(plan)
+    assert (result.status, message in result.message) == (status, True), result

@@ -76,7 +76,7 @@ def test_the_entries_add_up_and_print():
     rest = sum(entry.num_bytes for entry in formula.rest)
     assert formula.total_bytes == 3 * formula.layer_bytes + rest
     assert repr(formula).splitlines()[-1].endswith(f"{formula.total_bytes:,} B")
-    assert max(map(len, repr(formula).splitlines())) <= 64
+    assert max(map(len, repr(formula).splitlines())) <= 58
 
 
 @pytest.mark.parametrize(

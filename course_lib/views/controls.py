@@ -155,7 +155,12 @@ def explore(view: Callable[..., Picture], **controls: Control) -> widgets.VBox:
 
     for _, holder in built.values():
         holder.observe(redraw, "value")
-    box = widgets.VBox([*(shown for shown, _ in built.values()), image, sentence])
+    shown = [shown for shown, _ in built.values()]
+    if len(shown) > 4:  # many: beside each other
+        for widget in shown:
+            widget.layout.width = "max-content"
+        shown = [widgets.HBox(shown, layout={"flex_flow": "row wrap", "width": "580px"})]
+    box = widgets.VBox([*shown, image, sentence])
     box.values = {name: holder for name, (_, holder) in built.items()}
     box.image, box.sentence = image, sentence
     _display(box, start)

@@ -1,0 +1,174 @@
+"""Chapter 06: predictions, exercises and quiz on where a training step's memory goes."""
+
+from course_lib import facts, units
+from course_lib.check import Belief, Challenge, Exercise, Mistake, Option, Prediction, Question
+from course_lib.memory import CONVENTIONS
+from course_lib.moments import moments
+
+states_gb = Prediction(
+    question="Llama-2-7B has 6.74 billion parameters. Weights, gradients and AdamW's state, before "
+    "the first activation: how many GB?",
+    unit="GB",
+    expected=107.8,
+    tolerance=3,
+    low=0,
+    high=1000,
+    too_low="Each parameter is there four times: weight, gradient and two moments, 4 bytes each.",
+    too_high="Activations aren't asked for: 16 bytes a parameter.",
+    beliefs=(
+        Belief(13.5, "That is the weights in 16 bits: enough to answer, not to train."),
+        Belief(27, "That is the weights alone, 4 bytes each."),
+        Belief(53.9, "That is weights and gradients; AdamW's two moments are as much again."),
+        Belief(80.9, "That leaves one of the four out: weight, gradient, two moments."),
+    ),
+)
+
+fewer_sequences = Prediction(
+    question="Llama-2-7B in float32 with AdamW peaks at 256 GiB with 8 sequences of 2,048 tokens. "
+    "With one sequence?",
+    unit="GiB",
+    expected=101.4,
+    tolerance=3,
+    low=0,
+    high=1000,
+    too_low="Weights, gradients and AdamW's state don't depend on the batch: 100.4 GiB of them are "
+    "there in the update.",
+    too_high="The activations shrink to an eighth, and the peak moves to the update.",
+    beliefs=(
+        Belief(32, "An eighth of all of it? Only activations shrink with the batch."),
+        Belief(256, "The activations do shrink, to an eighth."),
+        Belief(75.3, "That is weights and AdamW's state. The gradients are there in the update."),
+        Belief(97.9, "An eighth of the activations beside weights and state, as backward begins: "
+               "but now the update, with all gradients, is the larger moment."),
+    ),
+)  # fmt: skip
+
+in_place = Prediction(
+    question="Linear, ReLU, Linear keep 2.10 MB for backward. How many MB with an in-place ReLU?",
+    unit="MB",
+    expected=2.1,
+    tolerance=0.1,
+    low=0,
+    high=10,
+    too_low="ReLU's output is the next layer's input, which is kept anyway; its input never was.",
+    too_high="In place nothing is added.",
+    beliefs=(Belief(1.05, "What ReLU is given was never kept: only what comes out."),),
+)
+
+quiz = (
+    Question(
+        "Somebody says 18 bytes a parameter. What is in them?",
+        (
+            Option("16, and 2 for activations", "Activations don't go by the parameter."),
+            Option(
+                "2 weights, 4 gradients, 4 masters, 8 moments",
+                "The gradients are kept in float32; with 16-bit ones it is 16.",
+                True,
+            ),
+            Option("16, miscounted", "Another convention, not a mistake: float32 gradients."),
+        ),
+    ),
+    Question(
+        "A process holds 7.05 GiB of a card; 1.51 GiB are tensors, 0.2 GiB lie free in torch's "
+        "cache. How much can empty_cache() give back?",
+        (
+            Option("0.2 GiB", "Only what is cached and not in use.", True),
+            Option("5.54 GiB", "Most of that is the device's context and libraries, not torch's."),
+            Option("7.05 GiB", "Live tensors stay where they are."),
+        ),
+    ),
+    Question(
+        "A card sold as 80 GB reports 85.1e9 bytes. Does a step of 80 GiB fit?",
+        (
+            Option("yes, exactly", "80 GiB are 85.9e9 bytes."),
+            Option("no, by less than 1 GiB", "85.1e9 bytes are 79.3 GiB.", True),
+            Option("yes, with 5 GB to spare", "That takes the GiB for GB."),
+        ),
+    ),
+)
+
+
+def _zero(num_params, stage, devices, *, state=12, gradients=2, order=(1, 2, 3)):
+    shares = ((state, order[0]), (gradients, order[1]), (2, order[2]))
+    return sum(num_params * b / (devices if stage >= first else 1) for b, first in shares)
+
+
+zero_bytes = Exercise(
+    _zero,
+    ((1000, 0, 8), (1000, 1, 8), (1000, 2, 8), (1000, 3, 8), (7_500_000_000, 2, 64)),
+    (
+        Mistake(
+            lambda n, stage, devices: 16 * n / (devices if stage else 1),
+            "Stage 1 divides the optimizer's part alone, stage 2 also gradients, stage 3 all.",
+        ),
+        Mistake(lambda n, stage, devices: 16 * n, "From stage 1 on, something is divided."),
+        Mistake(
+            lambda n, stage, devices: _zero(n, stage, devices, state=8),
+            "The optimizer's part has 12 bytes: the float32 masters, and two moments.",
+        ),
+        Mistake(
+            lambda n, stage, devices: _zero(n, stage, devices, order=(3, 2, 1)),
+            "The largest part is divided first: the optimizer's.",
+        ),
+    ),
+)
+
+
+def _lora(dim, layers, rank, *, base=4, trained=16, matrices=2):
+    return layers * (base * dim**2 + trained * matrices * dim * rank)
+
+
+lora_bytes = Exercise(
+    _lora,
+    ((512, 8, 8), (4096, 32, 16), (10, 1, 1)),
+    (
+        Mistake(
+            lambda d, n, r: _lora(d, n, r, base=16),
+            "A frozen weight has no gradient and no moments, only its own 4 bytes.",
+        ),
+        Mistake(
+            lambda d, n, r: _lora(d, n, r, base=0),
+            "Frozen is not absent: the base weights are used in every forward.",
+        ),
+        Mistake(
+            lambda d, n, r: _lora(d, n, r, matrices=1),
+            "An adapter has two matrices: dim × rank and rank × dim.",
+        ),
+        Mistake(
+            lambda d, n, r: _lora(d, n, r, trained=4),
+            "The adapters are trained: each of their weights has a gradient and two moments.",
+        ),
+        Mistake(
+            lambda d, n, r: _lora(d, n, r, trained=12),
+            "Weight, gradient, two moments: four times 4 bytes.",
+        ),
+    ),
+)
+
+CARD = facts.accelerator("A100-SXM4-80GB")
+SEQUENCES = 8
+EXACT = [name for name, kind in CONVENTIONS.items() if kind.weights == "fp32" or kind.masters]
+
+
+def _fits(plan) -> str | None:
+    if not isinstance(plan, dict):
+        return f"A plan is a dict of settings for moments(); this is {type(plan).__name__}."
+    if plan.get("convention") not in EXACT:
+        return f"Weights that lose no update need one of these conventions: {', '.join(EXACT)}."
+    given = plan.get("batch", 0) * plan.get("accumulate", 1)
+    if given != SEQUENCES:
+        return f"An update must see {SEQUENCES} sequences, batch × accumulate; this sees {given}."
+    if plan.get("data_parallel", 1) > 1 or plan.get("zero_stage", 0):
+        return "There is one card."
+    peak = moments(facts.model("llama-2-7b"), **(plan | {"seq": 2048})).peak
+    if peak.total_bytes <= CARD.capacity_bytes:
+        return None
+    largest = max(peak.parts, key=peak.parts.get)
+    return (
+        f"It peaks at {units.binary(peak.total_bytes)}, {peak.name}, and the card has "
+        f"{units.binary(CARD.capacity_bytes)}. The largest part then: {largest}, "
+        f"{units.binary(peak.parts[largest])}."
+    )
+
+
+one_card = Challenge(_fits)

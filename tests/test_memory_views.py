@@ -1,0 +1,104 @@
+"""The memory calculator, read back from what was drawn and said."""
+
+import itertools
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from course_lib import facts, units
+from course_lib.facts import ModelConfig
+from course_lib.memory import CONVENTIONS, OPTIMIZERS
+from course_lib.moments import moments
+from course_lib.views import memory as view
+
+STATE = dict(
+    convention="fp32", optimizer="adamw", batch=1, seq="2048", checkpointing="off",
+    card="A100-SXM4-80GB", devices="1", zero="0", explain="weights",
+)  # fmt: skip
+LLAMA = facts.model("llama-2-7b")
+
+
+def elements(picture, kind):
+    tree = ElementTree.fromstring(picture.svg)
+    return [e for e in tree.iter() if e.tag.endswith("}" + kind)]
+
+
+def bars(picture):
+    """Of each bar the widths of its parts by colour."""
+    rows = {}
+    for e in elements(picture, "rect"):
+        if e.get("data-name") and e.get("height") == "22.0":
+            row = rows.setdefault(float(e.get("y")), {})
+            row[e.get("data-name")] = row.get(e.get("data-name"), 0) + float(e.get("width"))
+    return [rows[y] for y in sorted(rows)]
+
+
+@pytest.mark.parametrize("checkpointing", ["off", "on"])
+@pytest.mark.parametrize("convention", CONVENTIONS)
+def test_each_bar_is_as_long_as_its_moment(convention, checkpointing):
+    picture = view.calculator_view(
+        LLAMA, **(STATE | {"convention": convention, "checkpointing": checkpointing})
+    )
+    step = moments(LLAMA, convention, batch=1, seq=2048, checkpointing=checkpointing == "on")
+    drawn, sizes = bars(picture), [*(m.total_bytes for m in step.moments), step.sum_bytes]
+    assert len(drawn) == len(sizes)
+    scale = sum(drawn[0].values()) / sizes[0]
+    for bar, size in zip(drawn, sizes, strict=True):
+        assert sum(bar.values()) == pytest.approx(scale * size, abs=0.5)
+    (line,) = (e for e in elements(picture, "path") if e.get("stroke-width") == "2")
+    at = float(re.match(r"M([\d.]+)", line.get("d"))[1])
+    capacity = facts.accelerator("A100-SXM4-80GB").capacity_bytes
+    assert at - view.LEFT == pytest.approx(scale * capacity, abs=0.5)
+
+
+def test_what_does_not_fit_is_said():
+    said = view.calculator_view(LLAMA, **STATE).sentence
+    assert "101.39 GiB at the peak, optimizer step" in said and "out of memory" in said
+    said = view.calculator_view(LLAMA, **(STATE | {"convention": "seed-7b"})).sentence
+    assert "has 79.25 GiB: fits." in said
+
+
+@pytest.mark.parametrize("part", view.PARTS)
+def test_every_part_is_explained(part):
+    picture = view.calculator_view(LLAMA, **(STATE | {"explain": part, "devices": "8"}))
+    lines = [e.text for e in elements(picture, "text") if float(e.get("y")) > 62 + 3 * 52 + 30]
+    assert lines and all(f" {line}." in picture.sentence for line in lines)
+    for text in elements(picture, "text"):
+        x, wide = float(text.get("x")), 0.56 * float(text.get("font-size")) * len(text.text)
+        left = x - {"start": 0, "middle": wide / 2, "end": wide}[text.get("text-anchor")]
+        assert left >= 0 and left + wide <= 580, text.text
+
+
+def test_the_formula_of_a_divided_part_gives_its_bytes():
+    state = STATE | {"convention": "zero-fp16", "zero": "2", "devices": "8"}
+    said = view.calculator_view(LLAMA, **(state | {"explain": "gradients"})).sentence
+    size = units.binary(2 * 6738415616 / 8)
+    assert f"gradients: 0.25 B × 6,738,415,616 = {size}." in said
+
+
+def test_every_setting_can_be_drawn():
+    for convention, optimizer, zero, on in itertools.product(
+        CONVENTIONS, OPTIMIZERS, "0123", ("off", "on")
+    ):
+        changes = dict(convention=convention, optimizer=optimizer, zero=zero, checkpointing=on)
+        picture = view.calculator_view(LLAMA, **(STATE | changes | {"devices": "16"}))
+        assert len(bars(picture)) == (5 if on == "on" else 3)
+
+
+@pytest.mark.parametrize("name", view.MODELS)
+def test_every_model_and_card_can_be_drawn(name):
+    for card in view.CARDS:
+        changes = {"card": card, "seq": "512", "batch": 64}
+        assert card in view.calculator_view(view.MODELS[name], **(STATE | changes)).sentence
+
+
+def test_a_model_of_your_own_comes_first(monkeypatch):
+    monkeypatch.setattr("course_lib.views.controls.display", lambda *a, **k: None)
+    own = ModelConfig(
+        vocab_size=1000, dim=64, num_layers=2, num_heads=4, ffn_dim=128, max_seq_len=2048
+    )
+    box = view.calculator(own)
+    assert box.values["model"].value == "yours" and ": fits" in box.sentence.value
+    box.values["seq"].value = "8192"
+    assert "be drawn. ValueError: seq is 8192" in box.sentence.value

@@ -1,0 +1,109 @@
+"""The moments by arithmetic, against the traced step."""
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from course_lib import facts, memory_trace, models
+from course_lib.facts import ModelConfig
+from course_lib.moments import moments
+
+SMALL = ModelConfig(
+    vocab_size=500, dim=64, num_layers=6, num_heads=4, ffn_dim=160, max_seq_len=64, name="small"
+)
+LLAMA = dataclasses.replace(facts.model("llama-2-7b"), num_layers=2)
+AT_ONCE = "one tensor at a time"
+
+
+def traced(config, convention, batch, seq, optimizer, step, accumulate=1, **how):
+    many = {"foreach": step == "foreach", "fused": step == "fused"}
+    if step == "fused":
+        many = {"fused": True}
+    build = {
+        "adamw": lambda m: torch.optim.AdamW(m.parameters(), **many),
+        "momentum": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, **many),
+        "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, **many),
+    }[optimizer]
+    return memory_trace.measure(
+        lambda: models.Transformer(config, **how),
+        lambda: torch.zeros((batch, seq), dtype=torch.int64),
+        lambda model, x: F.cross_entropy(model(x).flatten(0, 1), x.flatten()),
+        build,
+        dtype=torch.bfloat16 if convention == "pure-bf16" else torch.float32,
+        autocast=torch.bfloat16 if convention == "autocast" else None,
+        accumulate=accumulate,
+    )
+
+
+SETTINGS = [
+    (LLAMA, "fp32", 1, 2048, "adamw", AT_ONCE, {}),
+    (LLAMA, "fp32", 8, 2048, "adamw", AT_ONCE, {}),
+    (LLAMA, "fp32", 1, 512, "adamw", "foreach", {}),
+    (LLAMA, "autocast", 8, 2048, "adamw", AT_ONCE, {}),
+    (LLAMA, "pure-bf16", 1, 2048, "adamw", "fused", {}),
+    (SMALL, "fp32", 16, 64, "sgd", AT_ONCE, {}),
+    (SMALL, "fp32", 1, 16, "momentum", "foreach", {}),
+    (SMALL, "autocast", 16, 64, "adamw", AT_ONCE, {"attention": "explicit"}),
+    (SMALL, "pure-bf16", 16, 64, "adamw", "fused", {"checkpointing": True}),
+    (SMALL, "fp32", 32, 64, "adamw", AT_ONCE, {"checkpointing": True}),
+    (LLAMA, "fp32", 4, 2048, "adamw", AT_ONCE, {"accumulate": 2}),
+    (LLAMA, "autocast", 4, 2048, "adamw", AT_ONCE, {"accumulate": 2, "checkpointing": True}),
+]
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_the_peak_is_within_5_percent_of_the_traced_one(setting):
+    config, convention, batch, seq, optimizer, step, how = setting
+    measured = traced(config, convention, batch, seq, optimizer, step, **how)
+    found = moments(config, convention, batch=batch, seq=seq, optimizer=optimizer, step=step, **how)
+    assert found.peak.total_bytes == pytest.approx(measured.peak_bytes, rel=0.05)
+
+
+def test_each_moment_of_a_checkpointed_step_is_the_traced_one():
+    """Where the peak lies while a layer is computed again, part by part."""
+    found = moments(LLAMA, "pure-bf16", batch=8, seq=2048, step="fused", checkpointing=True)
+    setting = (LLAMA, "pure-bf16", 8, 2048, "adamw", "fused")
+    measured = traced(*setting, checkpointing=True)
+    assert found.peak.name == "the first layer is computed again"
+    assert found.peak.parts["gradients"] == measured.peak_by["gradients"]
+    for part in ("activations", "temporaries"):
+        assert found.peak.parts[part] == pytest.approx(measured.peak_by[part], rel=1e-3)
+
+
+def test_the_sum_is_more_than_any_moment_of_llama_2_7b_in_the_budget_of_12_bytes():
+    """The sum is over the card, the step is under it: what stands in one doesn't peak together."""
+    step = moments(facts.model("llama-2-7b"), "seed-7b", batch=1, seq=2048)
+    card = facts.accelerator("A100-SXM4-80GB").capacity_bytes
+    assert step.peak.total_bytes < card < step.sum_bytes
+    assert [moment.name for moment in step.moments] == ["backward begins", "optimizer step"]
+
+
+@pytest.mark.parametrize(
+    ("convention", "zero_stage", "extra"),
+    [("zero-fp16", 0, 4), ("both-gradients", 0, 0), ("megatron-bf16", 0, 0), ("zero-fp16", 1, 0.5)],
+)
+def test_16_bit_gradients_get_float32_copies_for_the_update(convention, zero_stage, extra):
+    step = moments(
+        LLAMA, convention, batch=1, seq=16, step="fused", zero_stage=zero_stage, data_parallel=8
+    )
+    update = step.moments[-1].parts["temporaries"]
+    assert update == pytest.approx(extra * step.ledger.num_params, abs=1)
+
+
+def test_stage_3_gathers_a_layer():
+    step = moments(LLAMA, "zero-fp16", batch=1, seq=16, zero_stage=3, data_parallel=8)
+    layer = sum(p.numel() for p in models.Block(LLAMA, "sdpa").parameters())
+    assert all(moment.parts["gathered layer"] == 4 * layer for moment in step.moments)
+
+
+def test_a_wrong_count_of_micro_batches_is_refused():
+    for count in (0, True, 2.0):
+        with pytest.raises(ValueError, match="accumulate must be"):
+            moments(SMALL, "fp32", batch=1, seq=16, accumulate=count)
+
+
+def test_an_unknown_way_to_step_is_refused():
+    with pytest.raises(ValueError, match="step must be one of one tensor at a time"):
+        moments(SMALL, "fp32", batch=1, seq=16, step="slowly")

@@ -105,6 +105,10 @@ def moments(
         found += _recomputed(config, base, convention, batch * seq, kept, again, per_param)
         if accumulate > 1:
             found[1:] = [Moment(m.name, m.parts | {"gradients": gradients}) for m in found[1:]]
+    if config.tied_head:  # the embedding's gradient is added to the head's, which makes a third
+        third = 2 * round(gradients / states.num_params * config.vocab_size * config.dim)
+        alive = {"gradients": gradients, "temporaries": third}
+        found.append(Moment("backward ends", base | alive))
     temporaries = _update(config, states, optimizer, step)
     alive = {"gradients": gradients, "temporaries": temporaries}
     found.append(Moment("optimizer step", base | alive))

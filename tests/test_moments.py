@@ -37,7 +37,11 @@ def traced(config, convention, batch, seq, optimizer, step, accumulate=1, **how)
     )
 
 
+TIED = dataclasses.replace(SMALL, tied_head=True, vocab_size=20_000)
 SETTINGS = [
+    (TIED, "fp32", 1, 16, "momentum", AT_ONCE, {}),
+    (TIED, "pure-bf16", 1, 16, "sgd", AT_ONCE, {}),
+    (TIED, "autocast", 2, 64, "adamw", "fused", {"checkpointing": True}),
     (LLAMA, "fp32", 1, 2048, "adamw", AT_ONCE, {}),
     (LLAMA, "fp32", 8, 2048, "adamw", AT_ONCE, {}),
     (LLAMA, "fp32", 1, 512, "adamw", "foreach", {}),

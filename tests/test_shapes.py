@@ -120,3 +120,23 @@ def test_the_number_of_parameters_is_the_model_s(tied, bias):
     config = dataclasses.replace(SMALL, tied_head=tied, qkv_bias=bias)
     model = models.Transformer(config)
     assert num_params(config) == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("heads", "seq", "width", "scores", "saved"),
+    [(96, 2048, 12288, 80, 70), (128, 2048, 20480, 64, 65)],
+)
+def test_the_share_of_attention_s_scores_that_was_published(heads, seq, width, scores, saved):
+    """5·a·s²·b beside 34·s·b·h: https://arxiv.org/abs/2205.05198, GPT-3 and MT-NLG."""
+    assert 5 * heads * seq / width == scores
+    assert round(100 * scores / (34 + scores)) == saved
+
+
+def test_the_paper_counts_three_tensors_of_scores_where_this_model_keeps_one_and_a_mask():
+    """Its 5 bytes are a softmax, a dropout mask and dropout's output; there is no dropout here."""
+    how = dict(batch=2, seq=16, dtype=torch.bfloat16)
+    written, fused = (activations(SMALL, attention=a, **how) for a in ("explicit", "sdpa"))
+    squares = SMALL.num_heads * 16 * 16 * 2  # a · s² · b
+    more = written.layer_bytes - fused.layer_bytes
+    heads = SMALL.num_heads * SMALL.head_dim * 2 + SMALL.num_heads * 4  # sdpa's output, its sums
+    assert more == 2 * squares + 16 * 16 - 2 * 16 * heads

@@ -11,7 +11,7 @@ import torch
 
 from course_lib.facts import ModelConfig
 from course_lib.memory import BYTES, CONVENTIONS, Ledger, ledger
-from course_lib.shapes import Activations, activations, num_params
+from course_lib.shapes import Activations, activations, matrices, num_params
 
 WEIGHTS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 STEPS = ("one tensor at a time", "foreach", "fused")  # how the optimizer goes over the weights
@@ -75,6 +75,8 @@ def moments(
         raise ValueError(f"step must be one of {', '.join(STEPS)}, got {step!r}")
     if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
         raise ValueError(f"accumulate must be a whole number of at least 1, got {accumulate!r}")
+    if not isinstance(checkpointing, bool):
+        raise TypeError(f"checkpointing must be True or False, got {checkpointing!r}")
     states = ledger(
         num_params(config),
         convention,
@@ -99,12 +101,15 @@ def moments(
     if accumulate > 1:
         alive = {"gradients": gradients} | alive
     found = [Moment("backward begins", base | alive)]
+    if convention == "autocast" and checkpointing:  # the casts are kept until its block ends
+        casts = config.num_layers * 2 * matrices(config)
+        found.insert(0, Moment("loss", found[0].parts | {"temporaries": logits * 3 // 2 + casts}))
     if checkpointing:
         again = activations(config, **how).layer_bytes
         per_param = gradients / states.num_params
         found += _recomputed(config, base, convention, batch * seq, kept, again, per_param)
         if accumulate > 1:
-            found[1:] = [Moment(m.name, m.parts | {"gradients": gradients}) for m in found[1:]]
+            found = [Moment(m.name, m.parts | {"gradients": gradients}) for m in found]
     if config.tied_head:  # the embedding's gradient is added to the head's, which makes a third
         third = 2 * round(gradients / states.num_params * config.vocab_size * config.dim)
         alive = {"gradients": gradients, "temporaries": third}

@@ -115,7 +115,7 @@ def activations(
             Kept("w2", "input", n * config.ffn_dim * operand),
         ]
         if autocast is not None:
-            layer.append(Kept("autocast", "copies of the weights", _matrices(config) * operand))
+            layer.append(Kept("autocast", "copies of the weights", matrices(config) * operand))
     vocab, loss = config.vocab_size, stream if autocast is None else WIDE
     rest = [
         Kept("rotary", "cos and sin", seq * config.head_dim * stream),
@@ -157,7 +157,7 @@ def _attention(config, attention, batch, seq, operand) -> list[Kept]:
     ]
 
 
-def _matrices(config: ModelConfig) -> int:
+def matrices(config: ModelConfig) -> int:
     """The parameters of a layer's linear maps."""
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     return config.dim * (2 * queries + 2 * keys + 3 * config.ffn_dim)

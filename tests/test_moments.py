@@ -46,6 +46,7 @@ SETTINGS = [
     (LLAMA, "fp32", 8, 2048, "adamw", AT_ONCE, {}),
     (LLAMA, "fp32", 1, 512, "adamw", "foreach", {}),
     (LLAMA, "autocast", 8, 2048, "adamw", AT_ONCE, {}),
+    (LLAMA, "autocast", 8, 2048, "adamw", AT_ONCE, {"checkpointing": True}),
     (LLAMA, "pure-bf16", 1, 2048, "adamw", "fused", {}),
     (SMALL, "fp32", 16, 64, "sgd", AT_ONCE, {}),
     (SMALL, "fp32", 1, 16, "momentum", "foreach", {}),
@@ -74,6 +75,14 @@ def test_each_moment_of_a_checkpointed_step_is_the_traced_one():
     assert found.peak.parts["gradients"] == measured.peak_by["gradients"]
     for part in ("activations", "temporaries"):
         assert found.peak.parts[part] == pytest.approx(measured.peak_by[part], rel=1e-3)
+
+
+def test_autocast_keeps_its_casts_until_the_loss_is_there():
+    config = dataclasses.replace(LLAMA, num_layers=4)
+    found = moments(config, "autocast", batch=8, seq=2048, checkpointing=True)
+    measured = traced(config, "autocast", 8, 2048, "adamw", AT_ONCE, checkpointing=True)
+    assert (found.peak.name, measured.peak_at.phase) == ("loss", "loss")
+    assert found.peak.total_bytes == pytest.approx(measured.peak_bytes, rel=0.01)
 
 
 def test_the_sum_is_more_than_any_moment_of_llama_2_7b_in_the_budget_of_12_bytes():

@@ -158,6 +158,8 @@ def _fits(plan) -> str | None:
     given = plan.get("batch", 0) * plan.get("accumulate", 1)
     if given != SEQUENCES:
         return f"An update must see {SEQUENCES} sequences, batch × accumulate; this sees {given}."
+    if "seq" in plan:
+        return "The length is given: 2,048 tokens."
     if plan.get("data_parallel", 1) > 1 or plan.get("zero_stage", 0):
         return "There is one card."
     peak = moments(facts.model("llama-2-7b"), **(plan | {"seq": 2048})).peak

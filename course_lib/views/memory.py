@@ -62,7 +62,7 @@ def calculator_view(
     fits = peak.total_bytes <= held.capacity_bytes
     verdict = "fits" if fits else "out of memory"
     lines = _explained(explain, step, config, batch, int(seq))
-    bars = [*step.moments, Moment("all parts added up", _sum(step))]
+    bars = [*step.moments, Moment("all that lasts, added up", _sum(step))]
     drawing = style.svg(
         580,
         TOP + len(bars) * ROW + 40 + 18 * len(lines),
@@ -73,7 +73,7 @@ def calculator_view(
     )
     sentence = (
         f"{units.binary(peak.total_bytes)} at the peak, {peak.name}, and {held.name} has "
-        f"{units.binary(held.capacity_bytes)}: {verdict}. All parts added up: "
+        f"{units.binary(held.capacity_bytes)}: {verdict}. All that lasts, added up: "
         f"{units.binary(step.sum_bytes)}. {' '.join(f'{line}.' for line in lines)}"
     )
     return style.Picture(drawing, "a step's memory", sentence)
@@ -102,7 +102,8 @@ def _bars(bars: list[Moment], card: Accelerator) -> list[str]:
     drawn.append(
         style.line(at, TOP - 4, at, bottom, color=style.COLOR["moment"], width=2, dash="5 3")
     )
-    said = f"the card: {units.binary(card.capacity_bytes)}"
+    known = "the card" if card.reported_bytes else "the card, as sold"
+    said = f"{known}: {units.binary(card.capacity_bytes)}"
     drawn.append(style.text(at, bottom + 14, said, anchor="end" if at > 290 else "start", size=12))
     return drawn
 

@@ -159,7 +159,7 @@ def explore(view: Callable[..., Picture], **controls: Control) -> widgets.VBox:
     if len(shown) > 4:  # many: beside each other
         for widget in shown:
             widget.layout.width = "max-content"
-        shown = [widgets.HBox(shown, layout={"flex_flow": "row wrap", "width": "580px"})]
+        shown = [widgets.HBox(shown, layout={"flex_flow": "row wrap", "max_width": "580px"})]
     box = widgets.VBox([*shown, image, sentence])
     box.values = {name: holder for name, (_, holder) in built.items()}
     box.image, box.sentence = image, sentence

@@ -35,7 +35,7 @@ def explorer():
         value=controls.Number("value", 0.1),
         format=controls.Choice("flip bits of", tuple(FORMATS), "fp16"),
     )
-    buttons = widgets.HBox(layout={"flex_flow": "row wrap", "width": "580px"})
+    buttons = widgets.HBox(layout={"flex_flow": "row wrap", "max_width": "580px"})
     value, chosen = box.values["value"], box.values["format"]
 
     def shown() -> int:

@@ -223,6 +223,8 @@ def ledger_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Ledger:
         *kept,
     ]
     num_params = sum(p.numel() for p in own)
+    if not num_params:
+        raise ValueError("the model has no parameters")
     sizes: dict[tuple[str, str], int] = {}
     counted = set()
     for name, tensor in found:

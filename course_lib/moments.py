@@ -91,6 +91,7 @@ def moments(
     size = {row.name: row.num_bytes for row in states.rows}
     weights, gradients = size.pop("weights"), size.pop("gradients")
     gradients += size.pop("fp32 gradient copies", 0)
+    per_param = gradients / states.num_params
     base = {"weights": weights, "optimizer state": sum(size.values())}
     if zero_stage == 3:
         each = BYTES[kind.weights] + BYTES[kind.gradients]
@@ -98,22 +99,21 @@ def moments(
     loss = 4 if convention == "autocast" else BYTES[kind.weights]
     logits = batch * seq * config.vocab_size * loss
     alive = {"activations": kept.total_bytes, "temporaries": 2 * logits}
-    if accumulate > 1:
-        alive = {"gradients": gradients} | alive
     found = [Moment("backward begins", base | alive)]
     if convention == "autocast" and checkpointing:  # the casts are kept until its block ends
         casts = config.num_layers * 2 * matrices(config)
         found.insert(0, Moment("loss", found[0].parts | {"temporaries": logits * 3 // 2 + casts}))
     if checkpointing:
         again = activations(config, **how).layer_bytes
-        per_param = gradients / states.num_params
         found += _recomputed(config, base, convention, batch * seq, kept, again, per_param)
-        if accumulate > 1:
-            found = [Moment(m.name, m.parts | {"gradients": gradients}) for m in found]
+    if attention == "explicit":
+        found += _softmax(config, base, convention, kept, how, checkpointing, per_param)
     if config.tied_head:  # the embedding's gradient is added to the head's, which makes a third
-        third = 2 * round(gradients / states.num_params * config.vocab_size * config.dim)
+        third = 2 * round(per_param * config.vocab_size * config.dim)
         alive = {"gradients": gradients, "temporaries": third}
         found.append(Moment("backward ends", base | alive))
+    if accumulate > 1:  # those of the batches before
+        found = [Moment(m.name, m.parts | {"gradients": gradients}) for m in found]
     temporaries = _update(config, states, optimizer, step)
     alive = {"gradients": gradients, "temporaries": temporaries}
     found.append(Moment("optimizer step", base | alive))
@@ -149,6 +149,26 @@ def _recomputed(config, base, convention, tokens, kept, again, per_param) -> lis
     return found
 
 
+def _softmax(config, base, convention, kept, how, checkpointing, per_param) -> list[Moment]:
+    """Written-out attention: its softmax in the last layer's backward, two T × T tensors more.
+
+    What that layer keeps after attention, and the head and the loss, are gone by then.
+    """
+    layer = activations(config, **how).layer
+    first = next(i for i, entry in enumerate(layer) if entry.where == "wo")
+    before = sum(entry.num_bytes for entry in layer[:first])
+    squares = next(entry.num_bytes for entry in layer if entry.what == "softmax, T × T")
+    beside = how["batch"] * how["seq"] * config.dim * BYTES[CONVENTIONS[convention].weights]
+    others = config.num_layers if checkpointing else config.num_layers - 1
+    ffn, embedding = 3 * config.dim * config.ffn_dim, config.vocab_size * config.dim
+    parts = {
+        "gradients": round(per_param * (embedding + ffn)),
+        "activations": others * kept.layer_bytes + before,
+        "temporaries": 2 * squares + beside,
+    }
+    return [Moment("attention's softmax in backward", base | parts)]
+
+
 def _update(config: ModelConfig, states: Ledger, optimizer: str, step: str) -> int:
     """The update's temporaries: AdamW's two for the largest tensor, or one for all at once.
 
@@ -160,8 +180,10 @@ def _update(config: ModelConfig, states: Ledger, optimizer: str, step: str) -> i
     copies = 4 * params if kind.masters and kind.gradients != "fp32" and not kind.copies else 0
     if step == "fused" or optimizer in ("sgd", "momentum"):
         return copies
-    largest = min(params, config.vocab_size * config.dim)
-    return copies + BYTES[kind.moments] * (params if step == "foreach" else 2 * largest)
+    # Two for the tensor at hand, beside the one of the tensor before it: in a layer, as large.
+    inside = 3 * config.dim * max(config.ffn_dim, config.num_heads * config.head_dim)
+    at_most = min(2 * params, max(2 * config.vocab_size * config.dim, inside))
+    return copies + BYTES[kind.moments] * (params if step == "foreach" else at_most)
 
 
 def _layer_params(config: ModelConfig) -> int:

@@ -243,6 +243,11 @@ def test_a_peak_in_forward_has_no_gradients_and_no_state_yet():
         (lambda: ledger(1, "fp32", data_parallel=0), ValueError, "data_parallel must be"),
         (lambda: ledger_of("model", None), TypeError, "needs a module"),
         (lambda: ledger_of(nn.Linear(1, 1), None), TypeError, "needs a torch optimizer"),
+        (
+            lambda: ledger_of(nn.ReLU(), torch.optim.SGD(nn.Linear(1, 1).parameters())),
+            ValueError,
+            "no parameters",
+        ),
         (lambda: compare(None, None), TypeError, "needs a Ledger"),
         (lambda: compare(ledger(1, "fp32"), None), TypeError, "needs a MemoryTimeline"),
     ],

@@ -37,8 +37,15 @@ def traced(config, convention, batch, seq, optimizer, step, accumulate=1, **how)
     )
 
 
+LONG = dataclasses.replace(SMALL, num_heads=8, head_dim=8, num_kv_heads=8, max_seq_len=512)
+WIDE = dataclasses.replace(SMALL, ffn_dim=4096)
 TIED = dataclasses.replace(SMALL, tied_head=True, vocab_size=20_000)
 SETTINGS = [
+    (LONG, "fp32", 2, 512, "adamw", AT_ONCE, {"attention": "explicit"}),
+    (LONG, "fp32", 2, 512, "adamw", AT_ONCE, {"attention": "explicit", "checkpointing": True}),
+    (LONG, "autocast", 2, 512, "sgd", AT_ONCE, {"attention": "explicit", "checkpointing": True}),
+    (LONG, "pure-bf16", 1, 256, "adamw", "fused", {"attention": "explicit"}),
+    (WIDE, "fp32", 1, 16, "adamw", AT_ONCE, {}),
     (TIED, "fp32", 1, 16, "momentum", AT_ONCE, {}),
     (TIED, "pure-bf16", 1, 16, "sgd", AT_ONCE, {}),
     (TIED, "autocast", 2, 64, "adamw", "fused", {"checkpointing": True}),
@@ -54,6 +61,7 @@ SETTINGS = [
     (SMALL, "pure-bf16", 16, 64, "adamw", "fused", {"checkpointing": True}),
     (SMALL, "fp32", 32, 64, "adamw", AT_ONCE, {"checkpointing": True}),
     (LLAMA, "fp32", 4, 2048, "adamw", AT_ONCE, {"accumulate": 2}),
+    (LONG, "fp32", 2, 512, "adamw", AT_ONCE, {"attention": "explicit", "accumulate": 2}),
     (LLAMA, "autocast", 4, 2048, "adamw", AT_ONCE, {"accumulate": 2, "checkpointing": True}),
 ]
 

@@ -1,4 +1,4 @@
-"""The largest moments of a training step by arithmetic: a sum of parts is only an upper bound.
+"""The largest moments of a training step by arithmetic: a sum of parts is no forecast.
 
 Activations die in backward while gradients grow, and the update's temporaries come last. So the
 peak is one of a few moments, and which one depends on the setting. Counted for
@@ -43,10 +43,7 @@ class Moments:
 
     @property
     def sum_bytes(self) -> int:
-        """All that lasts added up, as if it stood together: more than is ever there at once.
-
-        Temporaries aren't in it.
-        """
+        """All that lasts added up, as if it stood together. Temporaries come on top."""
         return self.ledger.total_bytes + self.activations.total_bytes
 
 
@@ -93,7 +90,8 @@ def moments(
     gradients += size.pop("fp32 gradient copies", 0)
     per_param = gradients / states.num_params
     base = {"weights": weights, "optimizer state": sum(size.values())}
-    if zero_stage == 3:
+    update = dict(base)
+    if zero_stage == 3 and data_parallel > 1:
         each = BYTES[kind.weights] + BYTES[kind.gradients]
         base["gathered layer"] = each * _layer_params(config)
     loss = 4 if convention == "autocast" else BYTES[kind.weights]
@@ -116,7 +114,7 @@ def moments(
         found = [Moment(m.name, m.parts | {"gradients": gradients}) for m in found]
     temporaries = _update(config, states, optimizer, step)
     alive = {"gradients": gradients, "temporaries": temporaries}
-    found.append(Moment("optimizer step", base | alive))
+    found.append(Moment("optimizer step", update | alive))
     return Moments(tuple(found), states, kept)
 
 

@@ -77,6 +77,19 @@ def test_the_formula_of_a_divided_part_gives_its_bytes():
     assert f"gradients: 0.25 B × 6,738,415,616 = {size}." in said
 
 
+def test_the_temporaries_as_backward_begins_are_two_of_logits_also_under_autocast():
+    changes = dict(convention="autocast", batch=8, checkpointing="on", explain="temporaries")
+    said = view.calculator_view(LLAMA, **(STATE | changes)).sentence
+    size = units.binary(2 * 8 * 2048 * 32_000 * 4)
+    assert f"temporaries: {size}, two of 8 × 2,048 × 32,000 logits." in said
+
+
+def test_the_bar_of_the_sum_and_the_sentence_agree_where_layers_are_gathered():
+    picture = view.calculator_view(LLAMA, **(STATE | {"zero": "3", "devices": "64"}))
+    label = next(e.text for e in elements(picture, "text") if e.text.startswith("all that lasts"))
+    assert f"All that lasts, added up: {label.rpartition(': ')[2]}." in picture.sentence
+
+
 def test_every_setting_can_be_drawn():
     for convention, optimizer, zero, on in itertools.product(
         CONVENTIONS, OPTIMIZERS, "0123", ("off", "on")

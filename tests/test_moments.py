@@ -116,7 +116,10 @@ def test_16_bit_gradients_get_float32_copies_for_the_update(convention, zero_sta
 def test_stage_3_gathers_a_layer():
     step = moments(LLAMA, "zero-fp16", batch=1, seq=16, zero_stage=3, data_parallel=8)
     layer = sum(p.numel() for p in models.Block(LLAMA, "sdpa").parameters())
-    assert all(moment.parts["gathered layer"] == 4 * layer for moment in step.moments)
+    begins, update = step.moments
+    assert begins.parts["gathered layer"] == 4 * layer and "gathered layer" not in update.parts
+    alone, plain = (moments(LLAMA, "fp32", batch=1, seq=16, zero_stage=z) for z in (3, 0))
+    assert alone.peak.total_bytes == plain.peak.total_bytes
 
 
 def test_a_wrong_count_of_micro_batches_is_refused():

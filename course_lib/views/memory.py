@@ -83,7 +83,8 @@ def _sum(step: Moments) -> dict[str, int]:
     """Every part at its largest that the ledger and the activations know."""
     last = step.moments[-1].parts
     kept = {"activations": step.activations.total_bytes}
-    return {name: size for name, size in last.items() if name != "temporaries"} | kept
+    passing = ("temporaries", "gathered layer")
+    return {name: size for name, size in last.items() if name not in passing} | kept
 
 
 def _bars(bars: list[Moment], card: Accelerator) -> list[str]:
@@ -133,7 +134,8 @@ def _explained(part: str, step: Moments, config: ModelConfig, batch: int, seq: i
         return [f"activations: {kept.num_layers} layers × {each} + {beside} for head and loss"]
     if part == "temporaries":
         logits = f"{batch} × {seq:,} × {config.vocab_size:,}"
-        begin, *_, end = step.moments
+        begin = next(m for m in step.moments if m.name == "backward begins")
+        end = step.moments[-1]
         return [
             f"temporaries: {units.binary(begin.parts['temporaries'])}, two of {logits} logits",
             f"in the update: {units.binary(end.parts['temporaries'])}",

@@ -3,6 +3,10 @@
 Activations die in backward while gradients grow, and the update's temporaries come last. So the
 peak is one of a few moments, and which one depends on the setting. Counted for
 `models.Transformer` in eager torch; an allocator's rounding and a device's context come on top.
+
+Within 5 % of the trace for the shapes of published models. Not counted yet, so too low: a very
+wide feed-forward or very wide heads with few layers, and the head's new gradient beside the old
+one under accumulation with a large vocabulary and few layers.
 """
 
 from dataclasses import dataclass

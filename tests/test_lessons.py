@@ -740,6 +740,8 @@ def test_lora_bytes_are_those_of_a_live_model(case):
         ("fp32", WRONG, "A plan is a dict"),
         ({"convention": "pure-bf16", "batch": 8}, WRONG, "lose no update"),
         ({"convention": "fp32", "batch": 1}, WRONG, "must see 8 sequences"),
+        ({"convention": "fp32", "batch": "8"}, WRONG, "batch must be a whole number, not '8'"),
+        ({"convention": "fp32", "batch": None}, WRONG, "batch must be a whole number"),
         ({"convention": "fp32", "batch": 8}, WRONG, "peaks at 255.98 GiB, backward begins"),
         ({"convention": "fp32", "batch": 8, "zero_stage": 3}, WRONG, "There is one card"),
         ({"convention": "fp32", "batch": 8, "colour": 1}, WRONG, "It raised TypeError"),

@@ -132,7 +132,8 @@ lora_bytes = Exercise(
         ),
         Mistake(
             lambda d, n, r: _lora(d, n, r, matrices=1),
-            "An adapter has two matrices: dim × rank and rank × dim.",
+            "An adapter has two matrices, dim × rank and rank × dim, and each of their weights "
+            "four numbers of 4 bytes: itself, a gradient, two moments.",
         ),
         Mistake(
             lambda d, n, r: _lora(d, n, r, trained=4),
@@ -153,6 +154,10 @@ EXACT = [name for name, kind in CONVENTIONS.items() if kind.weights == "fp32" or
 def _fits(plan) -> str | None:
     if not isinstance(plan, dict):
         return f"A plan is a dict of settings for moments(); this is {type(plan).__name__}."
+    counts = {name: plan.get(name, 1) for name in ("batch", "accumulate", "data_parallel")}
+    for name, count in counts.items():
+        if isinstance(count, bool) or not isinstance(count, int):
+            return f"{name} must be a whole number, not {count!r}."
     if plan.get("convention") not in EXACT:
         return f"Weights that lose no update need one of these conventions: {', '.join(EXACT)}."
     given = plan.get("batch", 0) * plan.get("accumulate", 1)

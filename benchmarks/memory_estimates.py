@@ -3,8 +3,9 @@
     python -m pip install torchinfo
     python benchmarks/memory_estimates.py
 
-Ten steps of published models and small ones, chosen before looking; the truth is a trace of two
-steps on shapes without numbers. Estimators: ours (`moments`); accelerate's rule, four times the
+Ten steps of published models and small ones, chosen before looking, then twenty drawn by chance
+from the published models, cut to a few layers; the truth is a trace of two steps on shapes
+without numbers. Estimators: ours (`moments`); accelerate's rule, four times the
 weights as they are loaded; DeepSpeed's estimator for ZeRO-2 on one device, 20 bytes a parameter;
 torchinfo, weights plus its estimate of a forward and backward pass. Accelerate and DeepSpeed
 count model states only, and say so; torchinfo counts no optimizer. Their users take them for the
@@ -12,6 +13,7 @@ whole. Prints each error in per cent, and each estimator's median and largest.
 """
 
 import dataclasses
+import random
 import statistics
 
 import torch
@@ -41,6 +43,29 @@ STEPS = [  # model, convention, batch, sequence, optimizer, step, the rest
     (SMALL, "fp32", 32, 128, "adamw", AT_ONCE, {}),
     (SMALL, "fp32", 64, 256, "momentum", "foreach", {"checkpointing": True}),
 ]
+
+
+def drawn(count: int) -> list[tuple]:
+    """Model, convention, batch, sequence, optimizer, step, the rest: each by chance."""
+    draw = random.Random(2026)
+    rows = []
+    for _ in range(count):
+        published = draw.choice([model for model in facts.models() if model.family == "llama"])
+        layers = draw.choice([2, 4, 6])
+        how = {"attention": "explicit"} if draw.random() < 0.25 else {}
+        how |= {"checkpointing": True} if draw.random() < 0.4 else {}
+        rows.append(
+            (
+                dataclasses.replace(published, num_layers=layers),
+                draw.choice(["fp32", "autocast", "pure-bf16"]),
+                draw.choice([1, 2, 4, 8]),
+                draw.choice([128, 512, 1024, 2048]),
+                draw.choice(["adamw", "adamw", "momentum", "sgd"]),
+                draw.choice([AT_ONCE, "foreach", "fused"]),
+                how,
+            )
+        )
+    return rows
 
 
 def traced(config, convention, batch, seq, optimizer, step, how) -> int:
@@ -82,7 +107,7 @@ def estimates(config, convention, batch, seq, optimizer, step, how) -> dict[str,
 def main() -> None:
     torch.set_num_threads(1)
     errors: dict[str, list[float]] = {}
-    for row in STEPS:
+    for row in (*STEPS, *drawn(20)):
         config, convention, batch, seq, optimizer, step, how = row
         truth, said = traced(*row), []
         for name, estimate in estimates(*row).items():

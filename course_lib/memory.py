@@ -11,6 +11,7 @@ from fractions import Fraction
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from course_lib import units
 from course_lib.live_bytes import CATEGORIES, MemoryTimeline
@@ -209,10 +210,11 @@ def ledger_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Ledger:
     updated = [p for group in optimizer.param_groups for p in group["params"]]
     masters = [p for p in updated if id(p) not in known]
     kept = [
-        ("step counters" if value.dim() == 0 else f"state {key}", value)
+        ("step counters" if key == "step" else f"state {key}", tensor)
         for state in optimizer.state.values()
         for key, value in state.items()
-        if isinstance(value, Tensor)
+        for tensor in tree_leaves(value)
+        if isinstance(tensor, Tensor)
     ]
     found = [
         *(("weights" if p.requires_grad else "frozen weights", p) for p in own),
@@ -228,13 +230,20 @@ def ledger_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Ledger:
     sizes: dict[tuple[str, str], int] = {}
     counted = set()
     for name, tensor in found:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in counted:
-            counted.add(storage._cdata)
-            key = name, DTYPES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
-            sizes[key] = sizes.get(key, 0) + storage.nbytes()
+        key = name, DTYPES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
+        for storage in _storages(tensor):
+            if storage._cdata not in counted:
+                counted.add(storage._cdata)
+                sizes[key] = sizes.get(key, 0) + storage.nbytes()
     rows = (Row(*key, size / num_params, size, "") for key, size in sizes.items())
     return Ledger(f"{type(model).__name__}, live", num_params, tuple(rows))
+
+
+def _storages(tensor: Tensor) -> list[torch.UntypedStorage]:
+    """One, or of a sparse gradient its values' and its indices'."""
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._values().untyped_storage(), tensor._indices().untyped_storage()]
+    return [tensor.untyped_storage()]
 
 
 @dataclass(frozen=True)
@@ -281,23 +290,30 @@ def compare(ledger: Ledger, timeline: MemoryTimeline) -> Comparison:
 
 
 _CATEGORY = {"gradients": "gradients", "fp32 gradient copies": "gradients"} | dict.fromkeys(
-    ("weights", "frozen weights", "buffers", "master weights"), "weights"
+    ("weights", "frozen weights", "buffers"), "weights"
 )
+COUNTER = 4  # bytes: AdamW's step counter, one for each tensor
 
 
 def _reason(category: str, counted: int, peak: int, timeline: MemoryTimeline) -> str:
-    phase = timeline.peak_at.phase
+    at = timeline.peak_at
     if counted == peak:
         return ""
     if category in ("activations", "inputs", "temporaries"):
         return "not in a ledger"
-    if category == "gradients":
-        return f"not all there in {phase}" if peak < counted else "another convention"
-    if category == "optimizer state" and not peak:
+    if category == "gradients" and peak < counted and at.phase != "step":
+        return f"not all there in {at.phase}"
+    if category == "optimizer state" and not peak and at.step == 1:
         return "made by the first update"
-    if category == "optimizer state" and 0 < peak - counted < counted / 100:
+    if category == "optimizer state" and 0 < peak - counted <= _counters(timeline):
         return "step counters"
-    return "another convention"
+    return "another model or convention"
+
+
+def _counters(timeline: MemoryTimeline) -> int:
+    """Bytes of optimizer state that came in pieces as small as a step counter."""
+    made = [e.num_bytes for e in timeline.events if e.category == "optimizer state"]
+    return made.count(COUNTER) * COUNTER
 
 
 def _positive(name: str, value) -> None:

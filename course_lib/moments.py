@@ -2,31 +2,40 @@
 
 Activations die in backward while gradients grow, and the update's temporaries come last. So the
 peak is one of a few moments, and which one depends on the setting. Counted for
-`models.Transformer` in eager torch; an allocator's rounding and a device's context come on top.
-
-Within 5 % of the trace for the shapes of published models. Not counted yet, so too low: a very
-wide feed-forward or very wide heads with few layers, and the head's new gradient beside the old
-one under accumulation with a large vocabulary and few layers.
+`models.Transformer` in eager torch, and within 5 % of the trace. Not counted: under accumulation
+a layer's new gradients beside the old ones, some per cent where there are one or two layers; an
+allocator's rounding, a device's context, the buckets of data parallel training.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
 from course_lib.facts import ModelConfig
-from course_lib.memory import BYTES, CONVENTIONS, Ledger, ledger
-from course_lib.shapes import Activations, activations, matrices, num_params
+from course_lib.memory import BYTES, CONVENTIONS, Convention, Ledger, ledger
+from course_lib.shapes import Activations, Kept, activations, matrices, num_params
 
-WEIGHTS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+PHASES = ("forward", "loss", "backward", "step")
 STEPS = ("one tensor at a time", "foreach", "fused")  # how the optimizer goes over the weights
+WEIGHTS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
 class Moment:
-    """What is alive at one moment of the step, on one device: bytes by part."""
+    """What is alive `at` some point of a phase, on one device: bytes by part.
 
-    name: str
+    `passing` says what the temporaries are.
+    """
+
+    phase: str
+    at: str
     parts: dict[str, int]
+    passing: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.phase}, {self.at}" if self.at else self.phase
 
     @property
     def total_bytes(self) -> int:
@@ -40,6 +49,14 @@ class Moments:
     moments: tuple[Moment, ...]
     ledger: Ledger
     activations: Activations
+
+    @property
+    def phases(self) -> tuple[Moment, ...]:
+        """The largest moment of each phase."""
+        return tuple(
+            max((m for m in self.moments if m.phase == phase), key=lambda m: m.total_bytes)
+            for phase in PHASES
+        )
 
     @property
     def peak(self) -> Moment:
@@ -85,107 +102,229 @@ def moments(
         zero_stage=zero_stage,
         data_parallel=data_parallel,
     )
-    kind = CONVENTIONS[convention]
-    how = dict(batch=batch, seq=seq, attention=attention, dtype=WEIGHTS[kind.weights])
-    how["autocast"] = torch.bfloat16 if convention == "autocast" else None
-    kept = activations(config, checkpointing=checkpointing, **how)
-    size = {row.name: row.num_bytes for row in states.rows}
-    weights, gradients = size.pop("weights"), size.pop("gradients")
-    gradients += size.pop("fp32 gradient copies", 0)
-    per_param = gradients / states.num_params
-    base = {"weights": weights, "optimizer state": sum(size.values())}
-    update = dict(base)
-    if zero_stage == 3 and data_parallel > 1:
-        each = BYTES[kind.weights] + BYTES[kind.gradients]
-        base["gathered layer"] = each * _layer_params(config)
-    loss = 4 if convention == "autocast" else BYTES[kind.weights]
-    logits = batch * seq * config.vocab_size * loss
-    alive = {"activations": kept.total_bytes, "temporaries": 2 * logits}
-    found = [Moment("backward begins", base | alive)]
-    if convention == "autocast" and checkpointing:  # the casts are kept until its block ends
-        casts = config.num_layers * 2 * matrices(config)
-        found.insert(0, Moment("loss", found[0].parts | {"temporaries": logits * 3 // 2 + casts}))
-    if checkpointing:
-        again = activations(config, **how).layer_bytes
-        found += _recomputed(config, base, convention, batch * seq, kept, again, per_param)
-    if attention == "explicit":
-        found += _softmax(config, base, convention, kept, how, checkpointing, per_param)
-    if config.tied_head:  # the embedding's gradient is added to the head's, which makes a third
-        third = 2 * round(per_param * config.vocab_size * config.dim)
-        alive = {"gradients": gradients, "temporaries": third}
-        found.append(Moment("backward ends", base | alive))
-    if accumulate > 1:  # those of the batches before
-        found = [Moment(m.name, m.parts | {"gradients": gradients}) for m in found]
-    temporaries = _update(config, states, optimizer, step)
-    alive = {"gradients": gradients, "temporaries": temporaries}
-    found.append(Moment("optimizer step", update | alive))
-    return Moments(tuple(found), states, kept)
-
-
-def _recomputed(config, base, convention, tokens, kept, again, per_param) -> list[Moment]:
-    """Checkpointing: the last layer, and the first, computed again, in SwiGLU's backward.
-
-    Then w2 is done, its input gone, and three gradients of that width are there.
-    """
-    kind = CONVENTIONS[convention]
-    operand = 2 if convention == "autocast" else BYTES[kind.weights]
-    stream = BYTES[kind.weights]
-    inside, beside = tokens * config.ffn_dim * operand, tokens * config.dim * stream
-    if stream == 4:
-        again -= beside  # the checkpoint's input is the norm's
-    w2, layer = config.dim * config.ffn_dim, _layer_params(config)
-    embedding = config.vocab_size * config.dim
-    params = num_params(config)
-    late = params - layer + w2 - (0 if config.tied_head else embedding)
+    sizes = _sizes(config, convention, batch, seq, attention, checkpointing, accumulate > 1)
+    held = {row.name: row.num_bytes for row in states.rows}
+    weights, gradients = held.pop("weights"), held.pop("gradients")
+    gradients += held.pop("fp32 gradient copies", 0)
+    base = {"weights": weights, "optimizer state": sum(held.values())}
     found = []
-    for name, inputs, done in (
-        ("the last layer is computed again", config.num_layers, embedding + w2),
-        ("the first layer is computed again", 1, late),
-    ):
-        parts = {
-            "gradients": round(per_param * done),
-            "activations": inputs * kept.layer_bytes + again - inside,
-            "temporaries": 3 * inside + beside,
+    for point in (*_forward(sizes), *_backward(sizes)):
+        grown = states.num_params if accumulate > 1 else point.grown
+        parts = base | {
+            "gradients": gradients * grown // states.num_params,
+            "activations": point.activations,
+            "temporaries": point.temporaries + gradients * point.new // states.num_params,
         }
-        found.append(Moment(name, base | parts))
-    return found
+        if zero_stage == 3 and data_parallel > 1:
+            parts["gathered"] = _gathered(point, CONVENTIONS[convention])
+        found.append(Moment(point.phase, point.at, parts, point.passing))
+    temporaries, passing = _update(config, states, optimizer, step)
+    alive = {"gradients": gradients, "temporaries": temporaries}
+    found.append(Moment("step", "", base | alive, passing))
+    return Moments(tuple(found), states, sizes.kept)
 
 
-def _softmax(config, base, convention, kept, how, checkpointing, per_param) -> list[Moment]:
-    """Written-out attention: its softmax in the last layer's backward, two T × T tensors more.
+@dataclass(frozen=True)
+class _Sizes:
+    """Bytes that several moments share."""
 
-    What that layer keeps after attention, and the head and the loss, are gone by then.
+    config: ModelConfig
+    kept: Activations
+    layer: tuple[Kept, ...]  # what a layer keeps, or keeps again when it is computed again
+    checkpointing: bool
+    autocast: bool
+    accumulating: bool
+    stream: int  # of the residual path
+    wide: int  # the same in float32
+    heads: int  # of a query, of all heads
+    inside: int  # of the feed-forward's width
+    scores: int  # T × T of all heads, if written out
+    logits: int
+    lost: int  # logits as the loss takes them
+    casts: int  # autocast's copies of a layer's matrices
+
+    @property
+    def softmax(self) -> int:
+        """What is there beside it in forward; autocast's q and k are rotated in float32."""
+        wider = 4 * self.heads + self.stream if self.autocast else 0
+        return 2 * self.scores + wider if self.scores else 0
+
+    def before(self, line: str) -> int:
+        """What a layer keeps before this line."""
+        places = [kept.where for kept in self.layer]
+        return sum(kept.num_bytes for kept in self.layer[: places.index(line)])
+
+
+def _sizes(config, convention, batch, seq, attention, checkpointing, accumulating) -> _Sizes:
+    weight, autocast = BYTES[CONVENTIONS[convention].weights], convention == "autocast"
+    operand, tokens = 2 if autocast else weight, batch * seq
+    how = dict(batch=batch, seq=seq, attention=attention)
+    how["dtype"] = WEIGHTS[CONVENTIONS[convention].weights]
+    how["autocast"] = torch.bfloat16 if autocast else None
+    return _Sizes(
+        config,
+        kept=activations(config, checkpointing=checkpointing, **how),
+        layer=activations(config, **how).layer,
+        checkpointing=checkpointing,
+        autocast=autocast,
+        accumulating=accumulating,
+        stream=tokens * config.dim * weight,
+        wide=tokens * config.dim * 4,
+        heads=tokens * config.num_heads * config.head_dim * operand,
+        inside=tokens * config.ffn_dim * operand,
+        scores=tokens * seq * config.num_heads * operand if attention == "explicit" else 0,
+        logits=tokens * config.vocab_size * operand,
+        lost=tokens * config.vocab_size * weight,
+        casts=2 * matrices(config) if autocast else 0,
+    )
+
+
+@dataclass(frozen=True)
+class _Point:
+    """A moment of forward or backward: bytes alive, then numbers of parameters.
+
+    `used` are in the line at hand, `grown` have their gradients, of `new` there is another
+    gradient, not added yet.
     """
-    layer = activations(config, **how).layer
-    first = next(i for i, entry in enumerate(layer) if entry.where == "wo")
-    before = sum(entry.num_bytes for entry in layer[:first])
-    squares = next(entry.num_bytes for entry in layer if entry.what == "softmax, T × T")
-    beside = how["batch"] * how["seq"] * config.dim * BYTES[CONVENTIONS[convention].weights]
-    others = config.num_layers if checkpointing else config.num_layers - 1
-    ffn, embedding = 3 * config.dim * config.ffn_dim, config.vocab_size * config.dim
-    parts = {
-        "gradients": round(per_param * (embedding + ffn)),
-        "activations": others * kept.layer_bytes + before,
-        "temporaries": 2 * squares + beside,
-    }
-    return [Moment("attention's softmax in backward", base | parts)]
+
+    phase: str
+    at: str
+    activations: int
+    temporaries: int
+    passing: str
+    used: int
+    grown: int = 0
+    new: int = 0
 
 
-def _update(config: ModelConfig, states: Ledger, optimizer: str, step: str) -> int:
-    """The update's temporaries: AdamW's two for the largest tensor, or one for all at once.
+def _forward(s: _Sizes) -> Iterator[_Point]:
+    """The last layer, the logits, the loss. Autocast keeps its copies until its block ends."""
+    c, layer_bytes = s.config, s.kept.layer_bytes
+    layer, head = _layer_params(c), c.vocab_size * c.dim
+    casts = c.num_layers * s.casts if s.checkpointing else 0
+    beside = " and the weights cast" if casts else ""
+    if s.checkpointing:
+        attention = 3 * s.scores + 3 * s.heads if s.scores else 5 * s.heads
+        attention += 4 * s.heads if s.autocast else 0  # rotated q and k are float32, and cast
+        inside = casts + max(3 * s.inside, attention) + 2 * s.stream
+        yield _Point(
+            "forward",
+            "the last layer",
+            activations=c.num_layers * layer_bytes,
+            temporaries=inside,
+            passing="what the layer doesn't keep" + beside,
+            used=layer,
+        )
+    elif s.scores:
+        yield _Point(
+            "forward",
+            "attention of the last layer",
+            activations=(c.num_layers - 1) * layer_bytes + s.before("wo"),
+            temporaries=s.softmax,
+            passing="two more T × T tensors",
+            used=layer,
+        )
+    kept, logits = s.kept.total_bytes, "the logits" + beside
+    yield _Point("forward", "the logits", kept - s.lost, casts + s.logits, logits, head)
+    if s.autocast:
+        logits = "the logits, also in float32" + beside.replace(" and", ", and")
+    wide = s.lost if s.autocast else 0
+    yield _Point("loss", "", kept, casts + s.logits + wide, logits, head)
+
+
+def _backward(s: _Sizes) -> Iterator[_Point]:
+    """The loss, the head, the norm before it, the last layer and the first, the embedding."""
+    c, kept = s.config, s.kept.total_bytes
+    layer, head, every = _layer_params(c), c.vocab_size * c.dim, num_params(c)
+    new = head if s.accumulating else 0
+    yield _Point("backward", "its beginning", kept, 2 * s.lost, "two of the logits' size", head)
+    kept, inside = kept - s.lost, s.logits + s.stream
+    if s.autocast:  # the 16-bit gradient is cast; the 16-bit weights are gone
+        kept, inside = kept - 2 * head, 2 * head + s.stream
+    yield _Point("backward", "the head", kept, inside, "gradients", head, head, new)
+    after = ("head", "loss")
+    kept = s.kept.total_bytes - sum(k.num_bytes for k in s.kept.rest if k.where in after) - s.wide
+    yield _Point("backward", "the last norm", kept, 5 * s.wide, "gradients", 0, head, new)
+    tied, waiting = (head, new) if c.tied_head else (0, 0)  # the head's, for the embedding's
+    first = every - layer - head + tied
+    yield from _layer_backward(s, "the last layer", c.num_layers, head, waiting)
+    yield from _layer_backward(s, "the first layer", 1, first, waiting)
+    sums = "the head's gradient and the sum" if tied else "none"
+    yield _Point("backward", "the embedding", 0, 0, sums, head, every, new + 2 * tied)
+
+
+def _layer_backward(s: _Sizes, name: str, place: int, done: int, waiting: int) -> Iterator[_Point]:
+    """One of three: SwiGLU, once w2 is done and its input gone; its norm; attention.
+
+    The layers from `place` on have their gradients, `done` parameters, and what the layer kept
+    after the line at hand is gone.
+    """
+    w2, used = s.config.dim * s.config.ffn_dim, _layer_params(s.config)
+    narrow = s.stream if s.stream < s.wide else 0
+    others = (place if s.checkpointing else place - 1) * s.kept.layer_bytes
+    if s.checkpointing and not narrow:  # the checkpoint's input is the first norm's
+        others -= s.stream
+    yield _Point(
+        "backward",
+        f"SwiGLU of {name}",
+        activations=others + s.before("w2") + s.casts,
+        temporaries=3 * s.inside + s.stream,
+        passing="three gradients, tokens × ffn",
+        used=used,
+        grown=done + w2,
+        new=waiting,
+    )
+    yield _Point(
+        "backward",
+        f"norm of {name}",
+        activations=others + s.before("w1 w3") - s.wide,
+        temporaries=5 * s.wide + narrow,
+        passing="gradients in float32",
+        used=used,
+        grown=done + 3 * w2,
+        new=waiting,
+    )
+    attending = max(4 * s.heads, s.softmax if s.checkpointing else 2 * s.scores)
+    yield _Point(
+        "backward",
+        f"attention of {name}",
+        activations=others + s.before("wo"),
+        temporaries=attending + s.stream,
+        passing="two gradients, T × T" if s.scores else "gradients of q, k, v, output",
+        used=used,
+        grown=done + 3 * w2,
+        new=waiting,
+    )
+
+
+def _gathered(point: _Point, convention: Convention) -> int:
+    """With ZeRO stage 3: the weights at hand, in backward also their gradients."""
+    each = BYTES[convention.weights]
+    if point.phase == "backward":
+        each += BYTES[convention.gradients]
+    return each * point.used
+
+
+def _update(config: ModelConfig, states: Ledger, optimizer: str, step: str) -> tuple[int, str]:
+    """The update's temporaries, and what they are. 8-bit Adam is one kernel, and has none.
 
     16-bit gradients get float32 copies first, where there are masters.
     """
     kind = CONVENTIONS[states.title.partition(",")[0]]
     updated, each = ("master weights", 4) if kind.masters else ("weights", BYTES[kind.weights])
     params = next(row.num_bytes for row in states.rows if row.name == updated) // each
-    copies = 4 * params if kind.masters and kind.gradients != "fp32" and not kind.copies else 0
-    if step == "fused" or optimizer in ("sgd", "momentum"):
-        return copies
+    copies, said = 0, []
+    if kind.masters and kind.gradients != "fp32" and not kind.copies:
+        copies, said = 4 * params, ["float32 copies of the gradients"]
+    if step == "fused" or optimizer != "adamw":
+        return copies, *(said or ["none"])
+    each = BYTES[kind.moments]
+    if step == "foreach":
+        return copies + each * params, " and ".join([*said, "one number for each weight"])
     # Two for the tensor at hand, beside the one of the tensor before it: in a layer, as large.
     inside = 3 * config.dim * max(config.ffn_dim, config.num_heads * config.head_dim)
-    at_most = min(2 * params, max(2 * config.vocab_size * config.dim, inside))
-    return copies + BYTES[kind.moments] * (params if step == "foreach" else at_most)
+    most = min(2 * params, max(2 * config.vocab_size * config.dim, inside))
+    return copies + each * most, " and ".join([*said, "two for the largest tensor"])
 
 
 def _layer_params(config: ModelConfig) -> int:

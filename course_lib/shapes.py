@@ -107,7 +107,7 @@ def activations(
             *_linear_inputs("wq wk wv", 3, n * d, stream, autocast),
             Kept("attention", "q, k, v", 3 * n * heads * operand),
             *_attention(config, attention, batch, seq, operand),
-            Kept("wo", "input", n * heads * operand),
+            *_joined_heads(config, attention, seq, n * heads * operand),
             *_norm("ffn_norm", n * d, n),
             *_linear_inputs("w1 w3", 2, n * d, stream, autocast),
             Kept("silu", "input", n * config.ffn_dim * operand),
@@ -157,6 +157,13 @@ def _attention(config, attention, batch, seq, operand) -> list[Kept]:
     ]
 
 
+def _joined_heads(config, attention, seq, num_bytes) -> list[Kept]:
+    """One head, or one token, is joined without a copy: it is the fused kernel's output."""
+    if attention == "sdpa" and 1 in (config.num_heads, seq):
+        return [Kept("wo", "input: the output", 0)]
+    return [Kept("wo", "input", num_bytes)]
+
+
 def matrices(config: ModelConfig) -> int:
     """The parameters of a layer's linear maps."""
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -177,6 +184,8 @@ def _check(config, batch, seq, attention, dtype, autocast) -> None:
         raise ValueError(f"seq is {seq}, and the model's max_seq_len {config.max_seq_len}")
     if attention not in ("sdpa", "explicit"):
         raise ValueError(f"attention must be sdpa or explicit, got {attention!r}")
+    if attention == "sdpa" and config.head_dim == 2:
+        raise ValueError("torch has no fused kernel for head_dim 2: ask for attention='explicit'")
     if dtype not in SIZES:
         raise ValueError(f"dtype must be one of {', '.join(map(str, SIZES))}, got {dtype}")
     if autocast is not None and (autocast not in SIZES or autocast == torch.float32):

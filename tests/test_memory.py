@@ -188,6 +188,34 @@ def test_a_view_of_a_larger_storage_counts_whole_and_a_buffer_by_its_own_size():
     ]  # fmt: skip
 
 
+def test_state_in_lists_is_counted_and_only_counters_are_called_counters():
+    model = nn.Linear(64, 8, bias=False)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.ones(4, 64)).exp().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    rows = {row.name: row.num_bytes for row in ledger_of(model, optimizer).rows}
+    steps = len(optimizer.state[model.weight]["old_dirs"])
+    assert steps and rows["state old_dirs"] == steps * 64 * 8 * 4
+    nadam = torch.optim.NAdam(model.parameters())
+    nadam.step()
+    rows = {row.name: row.num_bytes for row in ledger_of(model, nadam).rows}
+    assert rows["step counters"] == rows["state mu_product"] == 4
+
+
+def test_a_sparse_gradient_counts_its_values_and_its_indices():
+    model = nn.Embedding(1000, 16, sparse=True)
+    optimizer = torch.optim.SparseAdam(model.parameters())
+    model(torch.tensor([3, 7])).sum().backward()
+    rows = {row.name: row.num_bytes for row in ledger_of(model, optimizer).rows}
+    assert rows["weights"] == 1000 * 16 * 4 and rows["gradients"] == 2 * 16 * 4 + 2 * 8
+
+
 # --- ledger and peak ---
 
 
@@ -226,6 +254,29 @@ def test_a_peak_in_forward_has_no_gradients_and_no_state_yet():
     assert reasons["optimizer state"] == "made by the first update"
     assert reasons["gradients"].startswith("not all there in ")
     assert reasons["activations"] == "not in a ledger"
+
+
+def test_another_model_s_ledger_is_called_one_and_many_counters_are_still_counters():
+    traced = timeline()
+    reasons = {d.category: d.reason for d in compare(ledger(10**6, "fp32"), traced).lines}
+    assert traced.peak_at.phase == "step"
+    assert {reasons[c] for c in ("weights", "gradients", "optimizer state")} == {
+        "another model or convention"
+    }
+    small = memory_trace.measure(
+        lambda: models.mlp(2, 3, 2),
+        lambda: torch.zeros(1, 2),
+        lambda model, x: model(x).square().mean(),
+        lambda model: torch.optim.AdamW(model.parameters()),
+    )
+    reasons = {d.category: d.reason for d in compare(ledger(17, "fp32"), small).lines}
+    assert reasons["optimizer state"] == "step counters"  # 16 bytes beside 136
+
+
+def test_masters_belong_to_the_optimizer():
+    lines = compare(ledger(1000, "zero-fp16"), timeline()).lines
+    counted = {line.category: line.ledger_bytes for line in lines}
+    assert (counted["weights"], counted["optimizer state"]) == (2000, 12_000)
 
 
 # --- refusals and text ---

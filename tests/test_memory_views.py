@@ -13,7 +13,8 @@ from course_lib.moments import moments
 from course_lib.views import memory as view
 
 STATE = dict(
-    convention="fp32", optimizer="adamw", batch=1, seq="2048", checkpointing="off",
+    convention="fp32", optimizer="adamw", update="one tensor at a time",
+    batch=1, seq="2048", checkpointing="off",
     card="A100-SXM4-80GB", devices="1", zero="0", explain="weights",
 )  # fmt: skip
 LLAMA = facts.model("llama-2-7b")
@@ -41,7 +42,7 @@ def test_each_bar_is_as_long_as_its_moment(convention, checkpointing):
         LLAMA, **(STATE | {"convention": convention, "checkpointing": checkpointing})
     )
     step = moments(LLAMA, convention, batch=1, seq=2048, checkpointing=checkpointing == "on")
-    drawn, sizes = bars(picture), [*(m.total_bytes for m in step.moments), step.sum_bytes]
+    drawn, sizes = bars(picture), [*(m.total_bytes for m in step.phases), step.sum_bytes]
     assert len(drawn) == len(sizes)
     scale = sum(drawn[0].values()) / sizes[0]
     for bar, size in zip(drawn, sizes, strict=True):
@@ -54,15 +55,17 @@ def test_each_bar_is_as_long_as_its_moment(convention, checkpointing):
 
 def test_what_does_not_fit_is_said():
     said = view.calculator_view(LLAMA, **STATE).sentence
-    assert "101.39 GiB at the peak, optimizer step" in said and "out of memory" in said
+    assert "101.39 GiB at the peak, in step" in said and "out of memory by 22.14 GiB" in said
+    said = view.calculator_view(LLAMA, **(STATE | {"update": "foreach"})).sentence
+    assert "125.51 GiB at the peak, in step" in said
     said = view.calculator_view(LLAMA, **(STATE | {"convention": "seed-7b"})).sentence
-    assert "has 79.25 GiB: fits." in said
+    assert "has 79.25 GiB: fits, " in said and "to spare." in said
 
 
 @pytest.mark.parametrize("part", view.PARTS)
 def test_every_part_is_explained(part):
     picture = view.calculator_view(LLAMA, **(STATE | {"explain": part, "devices": "8"}))
-    lines = [e.text for e in elements(picture, "text") if float(e.get("y")) > 62 + 3 * 52 + 30]
+    lines = [e.text for e in elements(picture, "text") if float(e.get("y")) > 62 + 5 * 52 + 30]
     assert lines and all(f" {line}." in picture.sentence for line in lines)
     for text in elements(picture, "text"):
         x, wide = float(text.get("x")), 0.56 * float(text.get("font-size")) * len(text.text)
@@ -77,11 +80,22 @@ def test_the_formula_of_a_divided_part_gives_its_bytes():
     assert f"gradients: 0.25 B × 6,738,415,616 = {size}." in said
 
 
-def test_the_temporaries_as_backward_begins_are_two_of_logits_also_under_autocast():
+def test_the_temporaries_of_each_phase_are_explained():
     changes = dict(convention="autocast", batch=8, checkpointing="on", explain="temporaries")
     said = view.calculator_view(LLAMA, **(STATE | changes)).sentence
-    size = units.binary(2 * 8 * 2048 * 32_000 * 4)
-    assert f"temporaries: {size}, two of 8 × 2,048 × 32,000 logits." in said
+    for phase in moments(LLAMA, "autocast", batch=8, seq=2048, checkpointing=True).phases:
+        size = units.binary(phase.parts["temporaries"])
+        assert f"{phase.phase}: {size}, {phase.passing}." in said
+    assert "the logits, also in float32, and the weights cast" in said
+
+
+def test_what_is_gathered_is_explained():
+    changes = dict(zero="3", devices="8", explain="gathered")
+    said = view.calculator_view(LLAMA, **(STATE | changes)).sentence
+    head = 2 * 4 * LLAMA.vocab_size * LLAMA.dim
+    assert f"its beginning: {units.binary(head)} of a layer or the head." in said
+    said = view.calculator_view(LLAMA, **(STATE | {"explain": "gathered"})).sentence
+    assert "step: 0 B" in said
 
 
 def test_the_bar_of_the_sum_and_the_sentence_agree_where_layers_are_gathered():
@@ -96,8 +110,7 @@ def test_every_setting_can_be_drawn():
     ):
         changes = dict(convention=convention, optimizer=optimizer, zero=zero, checkpointing=on)
         picture = view.calculator_view(LLAMA, **(STATE | changes | {"devices": "16"}))
-        again = (2 + (convention == "autocast")) * (on == "on")
-        assert len(bars(picture)) == 3 + again
+        assert len(bars(picture)) == 5
 
 
 @pytest.mark.parametrize("name", view.MODELS)

@@ -54,6 +54,24 @@ def test_two_layers_of_llama_are_counted_to_the_byte():
         assert formula.total_bytes == kept(config, 2, 512, autocast=autocast)
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "explicit"])
+@pytest.mark.parametrize(("dtype", "autocast"), DTYPES)
+def test_one_head_or_one_token_is_joined_without_a_copy(dtype, autocast, attention):
+    how = dict(attention=attention, dtype=dtype, autocast=autocast)
+    for heads, batch, seq in ((1, 2, 16), (1, 1, 1), (4, 3, 1), (4, 1, 2)):
+        config = dataclasses.replace(SMALL, num_heads=heads, num_kv_heads=1, head_dim=8)
+        formula = activations(config, batch=batch, seq=seq, **how)
+        assert formula.total_bytes == kept(config, batch, seq, **how)
+
+
+def test_head_dim_2_has_no_fused_kernel():
+    config = dataclasses.replace(SMALL, head_dim=2)
+    with pytest.raises(ValueError, match="no fused kernel for head_dim 2"):
+        activations(config, batch=2, seq=16)
+    formula = activations(config, batch=2, seq=16, attention="explicit")
+    assert formula.total_bytes == kept(config, 2, 16, attention="explicit")
+
+
 class GeluInstead(models.SwiGLU):
     def forward(self, x):
         return self.w2(F.gelu(self.w1(x)))

@@ -88,7 +88,7 @@ quiz = (
 )
 
 
-def _zero(num_params, stage, devices, *, state=12, gradients=2, order=(1, 2, 3)):
+def _zero(num_params, stage, devices, *, state=12, gradients=4, order=(1, 2, 3)):
     shares = ((state, order[0]), (gradients, order[1]), (2, order[2]))
     return sum(num_params * b / (devices if stage >= first else 1) for b, first in shares)
 
@@ -98,17 +98,25 @@ zero_bytes = Exercise(
     ((1000, 0, 8), (1000, 1, 8), (1000, 2, 8), (1000, 3, 8), (7_500_000_000, 2, 64)),
     (
         Mistake(
-            lambda n, stage, devices: 16 * n / (devices if stage else 1),
+            lambda n, stage, devices: 18 * n / (devices if stage else 1),
             "Stage 1 divides the optimizer's part alone, stage 2 also gradients, stage 3 all.",
         ),
-        Mistake(lambda n, stage, devices: 16 * n, "From stage 1 on, something is divided."),
+        Mistake(lambda n, stage, devices: 18 * n, "From stage 1 on, something is divided."),
         Mistake(
             lambda n, stage, devices: _zero(n, stage, devices, state=8),
             "The optimizer's part has 12 bytes: the float32 masters, and two moments.",
         ),
         Mistake(
+            lambda n, stage, devices: _zero(n, stage, devices, gradients=2),
+            "The gradients are float32 here: 4 bytes.",
+        ),
+        Mistake(
             lambda n, stage, devices: _zero(n, stage, devices, order=(3, 2, 1)),
             "The largest part is divided first: the optimizer's.",
+        ),
+        Mistake(
+            lambda n, stage, devices: _zero(n, stage, devices, order=(1, 3, 2)),
+            "Gradients are divided before weights.",
         ),
     ),
 )
@@ -125,6 +133,10 @@ lora_bytes = Exercise(
         Mistake(
             lambda d, n, r: _lora(d, n, r, base=16),
             "A frozen weight has no gradient and no moments, only its own 4 bytes.",
+        ),
+        Mistake(
+            lambda d, n, r: _lora(d, n, r, base=8),
+            "A frozen weight gets no gradient: 4 bytes are all it has.",
         ),
         Mistake(
             lambda d, n, r: _lora(d, n, r, base=0),
@@ -148,13 +160,17 @@ lora_bytes = Exercise(
 
 CARD = facts.accelerator("A100-SXM4-80GB")
 SEQUENCES = 8
+SETTINGS = ("convention", "batch", "optimizer", "accumulate", "checkpointing", "step")
 EXACT = [name for name, kind in CONVENTIONS.items() if kind.weights == "fp32" or kind.masters]
 
 
 def _fits(plan) -> str | None:
     if not isinstance(plan, dict):
         return f"A plan is a dict of settings for moments(); this is {type(plan).__name__}."
-    counts = {name: plan.get(name, 1) for name in ("batch", "accumulate", "data_parallel")}
+    unknown = [name for name in plan if name not in SETTINGS]
+    if unknown:
+        return f"A plan has these settings: {', '.join(SETTINGS)}. Not {unknown[0]!r}."
+    counts = {name: plan.get(name, 1) for name in ("batch", "accumulate")}
     for name, count in counts.items():
         if isinstance(count, bool) or not isinstance(count, int):
             return f"{name} must be a whole number, not {count!r}."
@@ -163,16 +179,12 @@ def _fits(plan) -> str | None:
     given = plan.get("batch", 0) * plan.get("accumulate", 1)
     if given != SEQUENCES:
         return f"An update must see {SEQUENCES} sequences, batch × accumulate; this sees {given}."
-    if "seq" in plan:
-        return "The length is given: 2,048 tokens."
-    if plan.get("data_parallel", 1) > 1 or plan.get("zero_stage", 0):
-        return "There is one card."
-    peak = moments(facts.model("llama-2-7b"), **(plan | {"seq": 2048})).peak
+    peak = moments(facts.model("llama-2-7b"), seq=2048, **plan).peak
     if peak.total_bytes <= CARD.capacity_bytes:
         return None
     largest = max(peak.parts, key=peak.parts.get)
     return (
-        f"It peaks at {units.binary(peak.total_bytes)}, {peak.name}, and the card has "
+        f"It peaks at {units.binary(peak.total_bytes)}, in {peak.name}, and the card has "
         f"{units.binary(CARD.capacity_bytes)}. The largest part then: {largest}, "
         f"{units.binary(peak.parts[largest])}."
     )

@@ -1,13 +1,13 @@
-"""The memory calculator: the moments of a step as stacked bars against a card's capacity."""
+"""The memory calculator: each phase's largest moment as a bar against a card's capacity."""
 
 from course_lib import facts, units
 from course_lib.facts import Accelerator, ModelConfig
 from course_lib.memory import CONVENTIONS, OPTIMIZERS
-from course_lib.moments import Moment, Moments, moments
+from course_lib.moments import STEPS, Moment, Moments, moments
 from course_lib.views import controls, style
 
-PARTS = ("weights", "optimizer state", "gradients", "activations", "temporaries")
-FILL = {"gathered layer": "inputs"}  # a part that is drawn in another category's colour
+PARTS = ("weights", "optimizer state", "gradients", "activations", "temporaries", "gathered")
+FILL = {"gathered": "inputs"}  # a part that is drawn in another category's colour
 MODELS = {config.name: config for config in facts.models() if config.family == "llama"}
 CARDS = {card.name: card for card in facts.accelerators()}
 LEFT, WIDE, TOP, ROW = 12, 556, 62, 52  # pixels: the bars' box, and from one bar to the next
@@ -25,6 +25,7 @@ def calculator(config: ModelConfig | None = None):
         model=controls.Choice("model", tuple(models), "llama-2-7b" if config is None else "yours"),
         convention=controls.Choice("convention", tuple(CONVENTIONS), "fp32"),
         optimizer=controls.Choice("optimizer", tuple(OPTIMIZERS), "adamw"),
+        update=controls.Choice("update", STEPS, "foreach"),
         batch=controls.Slider("batch, each device", 1, 64, 1, 1),
         seq=controls.Choice("sequence", ("512", "1024", "2048", "4096", "8192"), "2048"),
         checkpointing=controls.Choice("checkpointing", ("off", "on"), "off"),
@@ -39,6 +40,7 @@ def calculator_view(
     config: ModelConfig,
     convention: str,
     optimizer: str,
+    update: str,
     batch: int,
     seq: str,
     checkpointing: str,
@@ -47,22 +49,25 @@ def calculator_view(
     zero: str,
     explain: str,
 ) -> style.Picture:
-    """A bar for each moment and one for the sum, the capacity as a line, one part explained."""
+    """A bar for each phase and one for the sum, the capacity as a line, one part explained."""
     step = moments(
         config,
         convention,
         batch=batch,
         seq=int(seq),
         optimizer=optimizer,
+        step=update,
         checkpointing=checkpointing == "on",
         zero_stage=int(zero),
         data_parallel=int(devices),
     )
     held, peak = CARDS[card], step.peak
-    fits = peak.total_bytes <= held.capacity_bytes
-    verdict = "fits" if fits else "out of memory"
-    lines = _explained(explain, step, config, batch, int(seq))
-    bars = [*step.moments, Moment("all that lasts, added up", _sum(step))]
+    over = peak.total_bytes - held.capacity_bytes
+    verdict = f"out of memory by {units.binary(over)}" if over > 0 else "fits"
+    if over <= 0:
+        verdict += f", {units.binary(-over)} to spare"
+    lines = _explained(explain, step)
+    bars = [*step.phases, Moment("all that lasts, added up", "", _sum(step), "")]
     drawing = style.svg(
         580,
         TOP + len(bars) * ROW + 40 + 18 * len(lines),
@@ -72,7 +77,7 @@ def calculator_view(
         *_text(lines, TOP + len(bars) * ROW + 38),
     )
     sentence = (
-        f"{units.binary(peak.total_bytes)} at the peak, {peak.name}, and {held.name} has "
+        f"{units.binary(peak.total_bytes)} at the peak, in {peak.name}, and {held.name} has "
         f"{units.binary(held.capacity_bytes)}: {verdict}. All that lasts, added up: "
         f"{units.binary(step.sum_bytes)}. {' '.join(f'{line}.' for line in lines)}"
     )
@@ -83,7 +88,7 @@ def _sum(step: Moments) -> dict[str, int]:
     """Every part at its largest that the ledger and the activations know."""
     last = step.moments[-1].parts
     kept = {"activations": step.activations.total_bytes}
-    passing = ("temporaries", "gathered layer")
+    passing = ("temporaries", "gathered")
     return {name: size for name, size in last.items() if name not in passing} | kept
 
 
@@ -112,9 +117,9 @@ def _bars(bars: list[Moment], card: Accelerator) -> list[str]:
 def _legend() -> list[str]:
     drawn, at = [], LEFT
     for name in PARTS:
-        drawn.append(style.bar(at, 34, 12, 12, name))
+        drawn.append(style.bar(at, 34, 12, 12, FILL.get(name, name)))
         drawn.append(style.text(at + 17, 44, name, anchor="start", size=12))
-        at += 34 + 7 * len(name)
+        at += 30 + round(6.3 * len(name))
     return drawn
 
 
@@ -125,7 +130,7 @@ def _text(lines: list[str], top: float) -> list[str]:
     ]
 
 
-def _explained(part: str, step: Moments, config: ModelConfig, batch: int, seq: int) -> list[str]:
+def _explained(part: str, step: Moments) -> list[str]:
     """The formula behind a part's bytes."""
     if part == "activations":
         kept = step.activations
@@ -133,12 +138,11 @@ def _explained(part: str, step: Moments, config: ModelConfig, batch: int, seq: i
         each, beside = units.binary(kept.layer_bytes), units.binary(rest)
         return [f"activations: {kept.num_layers} layers × {each} + {beside} for head and loss"]
     if part == "temporaries":
-        logits = f"{batch} × {seq:,} × {config.vocab_size:,}"
-        begin = next(m for m in step.moments if m.name == "backward begins")
-        end = step.moments[-1]
+        return [f"{m.phase}: {units.binary(m.parts[part])}, {m.passing}" for m in step.phases]
+    if part == "gathered":
         return [
-            f"temporaries: {units.binary(begin.parts['temporaries'])}, two of {logits} logits",
-            f"in the update: {units.binary(end.parts['temporaries'])}",
+            f"{m.name}: {units.binary(m.parts.get(part, 0))} of a layer or the head"
+            for m in step.phases
         ]
     rows = [row for row in step.ledger.rows if _part_of(row.name) == part]
     params = f"{step.ledger.num_params:,}"

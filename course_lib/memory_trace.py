@@ -59,12 +59,14 @@ def measure(
     `zero_grad` is "after step", "before forward" or "before backward".
 
     Raises TypeError or ValueError for input of the wrong kind, for a model that was built
-    before, and, under fake tensors, for a model that reads values.
+    before, and, under fake tensors, for a model that reads values or runs an operation that torch
+    can't run on shapes alone.
     """
     _check(build_model, build_batch, loss_fn, build_optimizer, dtype, steps, accumulate, zero_grad)
     check_autocast(autocast)
-    fake_mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
-    tracer = Tracer(timed=not fake)
+    tracer, fake_mode = Tracer(fake), None
+    if fake:  # without its fallback, which runs an operation for real, in real memory
+        fake_mode = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
     default = torch.get_default_dtype()
     random_state = torch.get_rng_state()
     torch.set_default_dtype(dtype)
@@ -90,11 +92,12 @@ def measure(
                 )
             tracer.label_state(optimizer.state)
             del batches
-    except (
-        DataDependentOutputException,
-        DynamicOutputShapeException,
-        UnsupportedOperatorException,
-    ) as error:
+    except UnsupportedOperatorException as error:
+        raise ValueError(
+            f"torch can't run {error.func} on shapes alone: {readers_line(error)}: "
+            "measure with fake=False, or leave it out"
+        ) from error
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise ValueError(
             "fake tensors hold no values, and this asks for one, as .item(), float() and if do: "
             f"{readers_line(error)}: measure with fake=False, or leave it out"

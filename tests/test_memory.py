@@ -148,7 +148,7 @@ RUNNABLE = ("fp32", "zero-fp16", "megatron-bf16", "both-gradients", "pure-bf16")
 @pytest.mark.parametrize("convention", RUNNABLE)
 def test_the_live_ledger_is_what_is_resident_to_the_byte(build, convention):
     gc.collect()
-    with Tracer(timed=False) as tracer:
+    with Tracer(fake=False) as tracer:
         model, optimizer, kept = trained(build, convention)
         gc.collect()
         resident = tracer.live_bytes

@@ -403,6 +403,42 @@ def test_what_fake_tensors_refuse_can_be_measured_for_real():
     assert small_with(model=lambda: ReadsValues(2, 1), fake=False).peak_bytes > 0
 
 
+FUSED = [
+    lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True),
+    lambda model: torch.optim.AdamW(model.parameters(), fused=True),
+    lambda model: torch.optim.Adagrad(model.parameters(), fused=True),
+]
+
+
+@pytest.mark.parametrize("optimizer", FUSED)
+def test_a_fused_update_needs_no_memory_either(optimizer):
+    """Some have no version for shapes alone; 4 TB of weights tell whether one is run."""
+    fake, real = (small_with(optimizer=optimizer, fake=fake) for fake in (True, False))
+    assert fake.peak_by == real.peak_by
+    huge = measure(
+        lambda: nn.Linear(10**6, 10**6),
+        lambda: torch.zeros(1, 10**6),
+        lambda model, x: model(x).mean(),
+        optimizer,
+    )
+    assert huge.peak_bytes > 8e12
+
+
+def test_an_operation_that_shapes_alone_cannot_run_is_named():
+    library = torch.library.Library("chapters", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: 2 * x, "CPU")
+
+    class Twice(nn.Linear):
+        def forward(self, x):
+            return super().forward(torch.ops.chapters.twice(x))
+
+    with pytest.raises(ValueError, match="can't run chapters.twice.* on shapes alone: .*forward"):
+        small_with(model=lambda: Twice(2, 1))
+    assert small_with(model=lambda: Twice(2, 1), fake=False).peak_bytes
+    library._destroy()
+
+
 def test_canary_for_the_private_interfaces_of_torch():
     """When this fails: `live_bytes` names the forward line of a backward peak by matching
     autograd's sequence numbers. Without them let `_here` always use `_readers_frame`, and say

@@ -75,7 +75,7 @@ def moments(
     batch: int,
     seq: int,
     optimizer: str = "adamw",
-    step: str = "one tensor at a time",
+    step: str = "foreach",
     attention: str = "sdpa",
     checkpointing: bool = False,
     accumulate: int = 1,
@@ -85,9 +85,10 @@ def moments(
     """The moments of a training step of `batch` sequences of `seq` tokens on one device.
 
     `convention`, `optimizer`, `zero_stage` and `data_parallel` as in `memory.ledger`, `attention`
-    and `checkpointing` as in `shapes.activations`, `step` one of STEPS. With `accumulate` above 1
-    `batch` is one of so many micro-batches, and the gradients stay alive between them. With ZeRO
-    stage 3 a layer's weights and gradients are there in full while it is computed.
+    and `checkpointing` as in `shapes.activations`, `step` one of STEPS: a GPU's default is
+    "foreach". With `accumulate` above 1 `batch` is one of so many micro-batches, and the gradients
+    stay alive between them. With ZeRO stage 3 a layer's weights and gradients are there in full
+    while it is computed.
     """
     if step not in STEPS:
         raise ValueError(f"step must be one of {', '.join(STEPS)}, got {step!r}")

@@ -315,12 +315,12 @@ def test_chapter_06_runs_and_a_step_is_made_to_fit(lab):
         chapter.settle()
         assert box.input_value() == shown
 
-    page.get_by_label("Your guess").nth(1).fill("32")
+    page.get_by_label("Your guess").nth(1).fill("51")
     page.keyboard.press("Enter")
     chapter.settle()
-    chapter.run_again("guess_one.compare")
-    said = " ".join(chapter.cell("guess_one.compare").inner_text().split())
-    assert "You said 32 GiB; measured: 101.4. An eighth of all of it?" in said
+    chapter.run_again("guess_autocast.compare")
+    said = " ".join(chapter.cell("guess_autocast.compare").inner_text().split())
+    assert "You said 51 GiB; measured: 102.8. Half of it all?" in said
     chapter.run_with("plan = None", 'plan = dict(convention="fp32", batch=8)')
     check = "lesson.one_card.check(plan)"
     chapter.run_again(check)

@@ -14,7 +14,7 @@ from course_lib.views import memory as view
 
 STATE = dict(
     convention="fp32", optimizer="adamw", update="one tensor at a time",
-    batch=1, seq="2048", checkpointing="off",
+    batch=1, micro_batches="1", seq="2048", checkpointing="off",
     card="A100-SXM4-80GB", devices="1", zero="0", explain="weights",
 )  # fmt: skip
 LLAMA = facts.model("llama-2-7b")
@@ -41,7 +41,8 @@ def test_each_bar_is_as_long_as_its_moment(convention, checkpointing):
     picture = view.calculator_view(
         LLAMA, **(STATE | {"convention": convention, "checkpointing": checkpointing})
     )
-    step = moments(LLAMA, convention, batch=1, seq=2048, checkpointing=checkpointing == "on")
+    how = dict(step=STATE["update"], checkpointing=checkpointing == "on")
+    step = moments(LLAMA, convention, batch=1, seq=2048, **how)
     drawn, sizes = bars(picture), [*(m.total_bytes for m in step.phases), step.sum_bytes]
     assert len(drawn) == len(sizes)
     scale = sum(drawn[0].values()) / sizes[0]
@@ -83,7 +84,8 @@ def test_the_formula_of_a_divided_part_gives_its_bytes():
 def test_the_temporaries_of_each_phase_are_explained():
     changes = dict(convention="autocast", batch=8, checkpointing="on", explain="temporaries")
     said = view.calculator_view(LLAMA, **(STATE | changes)).sentence
-    for phase in moments(LLAMA, "autocast", batch=8, seq=2048, checkpointing=True).phases:
+    how = dict(step=STATE["update"], checkpointing=True)
+    for phase in moments(LLAMA, "autocast", batch=8, seq=2048, **how).phases:
         size = units.binary(phase.parts["temporaries"])
         assert f"{phase.phase}: {size}, {phase.passing}." in said
     assert "the logits, also in float32, and the weights cast" in said
@@ -95,7 +97,18 @@ def test_what_is_gathered_is_explained():
     head = 2 * 4 * LLAMA.vocab_size * LLAMA.dim
     assert f"its beginning: {units.binary(head)} of a layer or the head." in said
     said = view.calculator_view(LLAMA, **(STATE | {"explain": "gathered"})).sentence
-    assert "step: 0 B" in said
+    assert "gathered: nothing" in said
+
+
+def test_micro_batches_keep_their_gradients():
+    said = view.calculator_view(LLAMA, **(STATE | {"micro_batches": "8"})).sentence
+    peak = moments(LLAMA, "fp32", batch=1, seq=2048, step=STATE["update"], accumulate=8).peak
+    assert said.startswith(f"{units.binary(peak.total_bytes)} at the peak, in {peak.name},")
+
+
+def test_one_device_has_nothing_to_divide():
+    said = view.calculator_view(LLAMA, **(STATE | {"zero": "3"})).sentence
+    assert "101.39 GiB" in said and "one has nothing to divide." in said
 
 
 def test_the_bar_of_the_sum_and_the_sentence_agree_where_layers_are_gathered():

@@ -115,7 +115,7 @@ def test_the_peak_of_a_setting_drawn_by_chance_is_within_5_percent(number):
 def test_each_phase_has_its_own_peak(convention, checkpointing, attention):
     how = dict(attention=attention, checkpointing=checkpointing)
     measured = traced(LLAMA, convention, 2, 1024, "adamw", AT_ONCE, **how)
-    found = moments(LLAMA, convention, batch=2, seq=1024, **how)
+    found = moments(LLAMA, convention, batch=2, seq=1024, step=AT_ONCE, **how)
     peaks = {phase.name: phase.peak_bytes for phase in measured.phases if phase.step == 2}
     assert [moment.phase for moment in found.phases] == list(PHASES)
     for moment in found.phases:
@@ -143,7 +143,7 @@ def test_autocast_keeps_its_casts_until_the_loss_is_there():
 
 def test_the_sum_is_more_than_any_moment_of_llama_2_7b_in_the_budget_of_12_bytes():
     """The sum is over the card, the step is under it: what stands in one doesn't peak together."""
-    step = moments(facts.model("llama-2-7b"), "seed-7b", batch=1, seq=2048)
+    step = moments(facts.model("llama-2-7b"), "seed-7b", batch=1, seq=2048, step=AT_ONCE)
     card = facts.accelerator("A100-SXM4-80GB").capacity_bytes
     assert step.peak.total_bytes < card < step.sum_bytes
     assert step.peak.name == "step" and step.peak == step.phases[-1]

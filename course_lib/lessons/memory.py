@@ -6,8 +6,8 @@ from course_lib.memory import CONVENTIONS
 from course_lib.moments import moments
 
 states_gb = Prediction(
-    question="Llama-2-7B has 6.74 billion parameters. Weights, gradients and AdamW's state, before "
-    "the first activation: how many GB?",
+    question="Llama-2-7B has 6.74 billion parameters. Weights, gradients and AdamW's state in "
+    "float32, without activations: how many GB?",
     unit="GB",
     expected=107.8,
     tolerance=3,
@@ -19,27 +19,29 @@ states_gb = Prediction(
         Belief(13.5, "That is the weights in 16 bits: enough to answer, not to train."),
         Belief(27, "That is the weights alone, 4 bytes each."),
         Belief(53.9, "That is weights and gradients; AdamW's two moments are as much again."),
-        Belief(80.9, "That leaves one of the four out: weight, gradient, two moments."),
+        Belief(80.9, "12 bytes? Weight, gradient and two moments are four times 4 bytes."),
+        Belief(121.3, "18 bytes are another count, with 16-bit weights and masters beside them."),
     ),
 )
 
-fewer_sequences = Prediction(
-    question="Llama-2-7B in float32 with AdamW peaks at 256 GiB with 8 sequences of 2,048 tokens. "
-    "With one sequence?",
+with_autocast = Prediction(
+    question="Chapter 00 traced Llama-2-7B in float32 with AdamW, one tensor at a time: 256 GiB "
+    "with 8 sequences of 2,048 tokens, 101.4 with one. With one sequence and autocast to "
+    "bfloat16: how many GiB at the peak?",
     unit="GiB",
-    expected=101.4,
-    tolerance=3,
+    expected=102.8,
+    tolerance=0.6,
     low=0,
     high=1000,
-    too_low="Weights, gradients and AdamW's state don't depend on the batch: 100.4 GiB of them are "
-    "there in the update.",
-    too_high="The activations shrink to an eighth, and the peak moves to the update.",
+    too_low="Weights, gradients and AdamW's state stay float32, and beside what autocast saves of "
+    "the activations it keeps a 16-bit copy of each weight until backward has used it.",
+    too_high="The copies are 2 bytes a weight, 12.3 GiB, and activations shrink by more than half "
+    "of that.",
     beliefs=(
-        Belief(32, "An eighth of all of it? Only activations shrink with the batch."),
-        Belief(256, "The activations do shrink, to an eighth."),
-        Belief(75.3, "That is weights and AdamW's state. The gradients are there in the update."),
-        Belief(97.9, "An eighth of the activations beside weights and state, as backward begins: "
-               "but now the update, with all gradients, is the larger moment."),
+        Belief(50.7, "Half of it all? Weights, gradients and AdamW's state stay float32."),
+        Belief(101.4, "The update stays as it was; but before it, activations and 16-bit copies of "
+               "the weights now take more than the gradients."),
+        Belief(113.7, "12.3 GiB of copies come, but the last of them are gone before the update."),
     ),
 )  # fmt: skip
 
@@ -69,12 +71,12 @@ quiz = (
         ),
     ),
     Question(
-        "A process holds 7.05 GiB of a card; 1.51 GiB are tensors, 0.2 GiB lie free in torch's "
+        "A process holds 11.14 GiB of a card; 10.14 GiB are tensors, 0.75 GiB lie free in torch's "
         "cache. How much can empty_cache() give back?",
         (
-            Option("0.2 GiB", "Only what is cached and not in use.", True),
-            Option("5.54 GiB", "Most of that is the device's context and libraries, not torch's."),
-            Option("7.05 GiB", "Live tensors stay where they are."),
+            Option("at most 0.75 GiB", "What is cached, of segments that are wholly free.", True),
+            Option("1.00 GiB", "A quarter of that is the device's context and libraries."),
+            Option("11.14 GiB", "Live tensors stay where they are."),
         ),
     ),
     Question(
@@ -97,6 +99,20 @@ zero_bytes = Exercise(
     _zero,
     ((1000, 0, 8), (1000, 1, 8), (1000, 2, 8), (1000, 3, 8), (7_500_000_000, 2, 64)),
     (
+        Mistake(
+            lambda n, stage, devices: sum(
+                n * b / (devices if stage == first else 1) for first, b in ((1, 12), (2, 4), (3, 2))
+            ),
+            "Each stage also divides what the stages below it divide.",
+        ),
+        Mistake(
+            lambda n, stage, devices: 4 * n + _zero(n, stage, devices, state=8),
+            "The masters are the optimizer's, too, and divided with its moments.",
+        ),
+        Mistake(
+            lambda n, stage, devices: 18 * n / devices,
+            "Stage 0 divides nothing; stage 1 the optimizer's part alone.",
+        ),
         Mistake(
             lambda n, stage, devices: 18 * n / (devices if stage else 1),
             "Stage 1 divides the optimizer's part alone, stage 2 also gradients, stage 3 all.",

@@ -27,6 +27,7 @@ def calculator(config: ModelConfig | None = None):
         optimizer=controls.Choice("optimizer", tuple(OPTIMIZERS), "adamw"),
         update=controls.Choice("update", STEPS, "foreach"),
         batch=controls.Slider("batch, each device", 1, 64, 1, 1),
+        micro_batches=controls.Choice("micro-batches", ("1", "2", "4", "8"), "1"),
         seq=controls.Choice("sequence", ("512", "1024", "2048", "4096", "8192"), "2048"),
         checkpointing=controls.Choice("checkpointing", ("off", "on"), "off"),
         card=controls.Choice("card", tuple(CARDS), "A100-SXM4-80GB"),
@@ -42,6 +43,7 @@ def calculator_view(
     optimizer: str,
     update: str,
     batch: int,
+    micro_batches: str,
     seq: str,
     checkpointing: str,
     card: str,
@@ -57,6 +59,7 @@ def calculator_view(
         seq=int(seq),
         optimizer=optimizer,
         step=update,
+        accumulate=int(micro_batches),
         checkpointing=checkpointing == "on",
         zero_stage=int(zero),
         data_parallel=int(devices),
@@ -67,6 +70,8 @@ def calculator_view(
     if over <= 0:
         verdict += f", {units.binary(-over)} to spare"
     lines = _explained(explain, step)
+    if zero != "0" and devices == "1":
+        lines.append("ZeRO divides among devices: one has nothing to divide")
     bars = [*step.phases, Moment("all that lasts, added up", "", _sum(step), "")]
     drawing = style.svg(
         580,
@@ -139,6 +144,8 @@ def _explained(part: str, step: Moments) -> list[str]:
         return [f"activations: {kept.num_layers} layers × {each} + {beside} for head and loss"]
     if part == "temporaries":
         return [f"{m.phase}: {units.binary(m.parts[part])}, {m.passing}" for m in step.phases]
+    if part == "gathered" and part not in step.moments[0].parts:
+        return ["gathered: nothing; ZeRO stage 3 gathers what is at hand"]
     if part == "gathered":
         return [
             f"{m.name}: {units.binary(m.parts.get(part, 0))} of a layer or the head"

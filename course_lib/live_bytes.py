@@ -167,7 +167,7 @@ class Tracer(TorchDispatchMode):
         """All that is alive once the model is built belongs to it; follow its gradients."""
         for storage in self.storages.values():
             storage.category = "weights"
-        for parameter in model.parameters():
+        for parameter in filter(lambda p: p.requires_grad, model.parameters()):
             parameter.register_post_accumulate_grad_hook(
                 lambda parameter: self._label(parameter.grad, "gradients")
             )

@@ -240,10 +240,15 @@ def ledger_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Ledger:
 
 
 def _storages(tensor: Tensor) -> list[torch.UntypedStorage]:
-    """One, or of a sparse gradient its values' and its indices'."""
+    """One; of a sparse tensor its values' and its indices'; of a wrapper what it wraps."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        inner, _ = tensor.__tensor_flatten__()
+        return [storage for name in inner for storage in _storages(getattr(tensor, name))]
     if tensor.layout is torch.sparse_coo:
         return [tensor._values().untyped_storage(), tensor._indices().untyped_storage()]
-    return [tensor.untyped_storage()]
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"ledger_of can't count a tensor of layout {tensor.layout}")
+    return [] if tensor.is_meta else [tensor.untyped_storage()]
 
 
 @dataclass(frozen=True)
@@ -282,7 +287,9 @@ def compare(ledger: Ledger, timeline: MemoryTimeline) -> Comparison:
         counted[_CATEGORY.get(row.name, "optimizer state")] += row.num_bytes
     return Comparison(
         tuple(
-            Difference(name, counted[name], peak, _reason(name, counted[name], peak, timeline))
+            Difference(
+                name, counted[name], peak, _reason(name, counted[name], peak, ledger, timeline)
+            )
             for name, peak in timeline.peak_by.items()
             if counted[name] or peak
         )
@@ -295,19 +302,26 @@ _CATEGORY = {"gradients": "gradients", "fp32 gradient copies": "gradients"} | di
 COUNTER = 4  # bytes: AdamW's step counter, one for each tensor
 
 
-def _reason(category: str, counted: int, peak: int, timeline: MemoryTimeline) -> str:
-    at = timeline.peak_at
+def _reason(
+    category: str, counted: int, peak: int, ledger: Ledger, timeline: MemoryTimeline
+) -> str:
     if counted == peak:
         return ""
     if category in ("activations", "inputs", "temporaries"):
         return "not in a ledger"
-    if category == "gradients" and peak < counted and at.phase != "step":
-        return f"not all there in {at.phase}"
-    if category == "optimizer state" and not peak and at.step == 1:
+    if category == "weights":
+        return "another model, or buffers"
+    most = int(max(timeline.live[category], default=0))
+    if category == "gradients":
+        late = peak < counted == most
+        return (
+            f"not all there in {timeline.peak_at.phase}" if late else "another model or convention"
+        )
+    adam = any(row.name == "second moment" for row in ledger.rows)
+    counters = _counters(timeline) if adam else 0
+    if peak == 0 and counted <= most <= counted + counters:
         return "made by the first update"
-    if category == "optimizer state" and 0 < peak - counted <= _counters(timeline):
-        return "step counters"
-    return "another model or convention"
+    return "step counters" if counted < peak <= counted + counters else "another optimizer"
 
 
 def _counters(timeline: MemoryTimeline) -> int:
@@ -324,5 +338,5 @@ def _positive(name: str, value) -> None:
 
 
 def _one_of(name: str, value, allowed) -> None:
-    if isinstance(value, bool) or value not in allowed:
+    if type(value) not in (str, int) or value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, got {value!r}")

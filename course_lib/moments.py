@@ -2,8 +2,7 @@
 
 Activations die in backward while gradients grow, and the update's temporaries come last. So the
 peak is one of a few moments, and which one depends on the setting. Counted for
-`models.Transformer` in eager torch, and within 5 % of the trace. Not counted: under accumulation
-a layer's new gradients beside the old ones, some per cent where there are one or two layers; an
+`models.Transformer` in eager torch on a CPU, and within 5 % of the trace. Not counted: an
 allocator's rounding, a device's context, the buckets of data parallel training.
 """
 
@@ -14,10 +13,13 @@ import torch
 
 from course_lib.facts import ModelConfig
 from course_lib.memory import BYTES, CONVENTIONS, Convention, Ledger, ledger
-from course_lib.shapes import Activations, Kept, activations, matrices, num_params
+from course_lib.shapes import Activations, Kept, activations, layer_params, matrices, num_params
 
 PHASES = ("forward", "loss", "backward", "step")
 STEPS = ("one tensor at a time", "foreach", "fused")  # how the optimizer goes over the weights
+NORM = (
+    5  # its backward's float32 tensors: its output's gradient, and four on the way to its input's
+)
 WEIGHTS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -87,15 +89,18 @@ def moments(
     `convention`, `optimizer`, `zero_stage` and `data_parallel` as in `memory.ledger`, `attention`
     and `checkpointing` as in `shapes.activations`, `step` one of STEPS: a GPU's default is
     "foreach". With `accumulate` above 1 `batch` is one of so many micro-batches, and the gradients
-    stay alive between them. With ZeRO stage 3 a layer's weights and gradients are there in full
-    while it is computed.
+    stay alive between them. What ZeRO divides is there in full for the layer at hand, or the head;
+    autocast's copies of the weights are never divided here.
     """
     if step not in STEPS:
         raise ValueError(f"step must be one of {', '.join(STEPS)}, got {step!r}")
-    if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
-        raise ValueError(f"accumulate must be a whole number of at least 1, got {accumulate!r}")
-    if not isinstance(checkpointing, bool):
-        raise TypeError(f"checkpointing must be True or False, got {checkpointing!r}")
+    if isinstance(accumulate, bool) or not isinstance(accumulate, int):
+        raise TypeError(f"accumulate must be a whole number, got {accumulate!r}")
+    if accumulate < 1:
+        raise ValueError(f"accumulate must be at least 1, got {accumulate}")
+    if type(convention) is not str or convention not in CONVENTIONS:
+        raise ValueError(f"convention must be one of {', '.join(CONVENTIONS)}, got {convention!r}")
+    sizes = _sizes(config, convention, batch, seq, attention, checkpointing, accumulate > 1)
     states = ledger(
         num_params(config),
         convention,
@@ -103,23 +108,27 @@ def moments(
         zero_stage=zero_stage,
         data_parallel=data_parallel,
     )
-    sizes = _sizes(config, convention, batch, seq, attention, checkpointing, accumulate > 1)
+    kind = CONVENTIONS[convention]
     held = {row.name: row.num_bytes for row in states.rows}
     weights, gradients = held.pop("weights"), held.pop("gradients")
     gradients += held.pop("fp32 gradient copies", 0)
     base = {"weights": weights, "optimizer state": sum(held.values())}
+    sharded = zero_stage if data_parallel > 1 else 0
     found = []
     for point in (*_forward(sizes), *_backward(sizes)):
         grown = states.num_params if accumulate > 1 else point.grown
+        new = max(point.new, point.used) if sharded >= 2 and point.grown else point.new
+        said = [point.passing] * (point.temporaries > 0) + ["new gradients"] * (new > 0)
         parts = base | {
             "gradients": gradients * grown // states.num_params,
             "activations": point.activations,
-            "temporaries": point.temporaries + gradients * point.new // states.num_params,
+            "temporaries": point.temporaries + BYTES[kind.weights] * new,
         }
-        if zero_stage == 3 and data_parallel > 1:
-            parts["gathered"] = _gathered(point, CONVENTIONS[convention])
-        found.append(Moment(point.phase, point.at, parts, point.passing))
-    temporaries, passing = _update(config, states, optimizer, step)
+        if sharded == 3:
+            parts["gathered"] = BYTES[kind.weights] * point.used
+        found.append(Moment(point.phase, point.at, parts, " and ".join(said) or "none"))
+    updated = -(-states.num_params // data_parallel) if sharded else states.num_params
+    temporaries, passing = _update(config, kind, updated, optimizer, step)
     alive = {"gradients": gradients, "temporaries": temporaries}
     found.append(Moment("step", "", base | alive, passing))
     return Moments(tuple(found), states, sizes.kept)
@@ -156,15 +165,29 @@ class _Sizes:
         return sum(kept.num_bytes for kept in self.layer[: places.index(line)])
 
 
-def _sizes(config, convention, batch, seq, attention, checkpointing, accumulating) -> _Sizes:
-    weight, autocast = BYTES[CONVENTIONS[convention].weights], convention == "autocast"
-    operand, tokens = 2 if autocast else weight, batch * seq
-    how = dict(batch=batch, seq=seq, attention=attention)
-    how["dtype"] = WEIGHTS[CONVENTIONS[convention].weights]
-    how["autocast"] = torch.bfloat16 if autocast else None
+def _sizes(
+    config: ModelConfig,
+    convention: str,
+    batch: int,
+    seq: int,
+    attention: str,
+    checkpointing: bool,
+    accumulating: bool,
+) -> _Sizes:
+    kind, autocast = CONVENTIONS[convention], convention == "autocast"
+    how = dict(
+        batch=batch,
+        seq=seq,
+        attention=attention,
+        dtype=WEIGHTS[kind.weights],
+        autocast=torch.bfloat16 if autocast else None,
+    )
+    kept = activations(config, checkpointing=checkpointing, **how)  # refuses what doesn't run
+    weight, tokens = BYTES[kind.weights], batch * seq
+    operand = 2 if autocast else weight
     return _Sizes(
         config,
-        kept=activations(config, checkpointing=checkpointing, **how),
+        kept=kept,
         layer=activations(config, **how).layer,
         checkpointing=checkpointing,
         autocast=autocast,
@@ -200,35 +223,40 @@ class _Point:
 
 def _forward(s: _Sizes) -> Iterator[_Point]:
     """The last layer, the logits, the loss. Autocast keeps its copies until its block ends."""
-    c, layer_bytes = s.config, s.kept.layer_bytes
-    layer, head = _layer_params(c), c.vocab_size * c.dim
+    c, layers = s.config, s.config.num_layers * s.kept.layer_bytes
+    layer, head = layer_params(c), c.vocab_size * c.dim
     casts = c.num_layers * s.casts if s.checkpointing else 0
-    beside = " and the weights cast" if casts else ""
+    copied = " and the weights cast" if casts else ""
+    last = dict(phase="forward", used=layer)
     if s.checkpointing:
+        # SwiGLU's two factors and their product, or attention's: scores, masked scores, softmax,
+        # q, k and v; or q, k, v, the output and the residual path of heads joined.
         attention = 3 * s.scores + 3 * s.heads if s.scores else 5 * s.heads
         attention += 4 * s.heads if s.autocast else 0  # rotated q and k are float32, and cast
-        inside = casts + max(3 * s.inside, attention) + 2 * s.stream
+        inside = max(3 * s.inside, attention) + 2 * s.stream  # the layer's input, normed and not
+        passing = "what the layer doesn't keep" + copied
         yield _Point(
-            "forward",
-            "the last layer",
-            activations=c.num_layers * layer_bytes,
-            temporaries=inside,
-            passing="what the layer doesn't keep" + beside,
-            used=layer,
+            at="the last layer",
+            activations=layers,
+            temporaries=casts + inside,
+            passing=passing,
+            **last,
         )
-    elif s.scores:
+    else:
+        yield _Point(at="the last layer", activations=layers, temporaries=0, passing="", **last)
+    if s.scores and not s.checkpointing:
+        kept, passing = layers - s.kept.layer_bytes + s.before("wo"), "two more T × T tensors"
         yield _Point(
-            "forward",
-            "attention of the last layer",
-            activations=(c.num_layers - 1) * layer_bytes + s.before("wo"),
+            at="attention of the last layer",
+            activations=kept,
             temporaries=s.softmax,
-            passing="two more T × T tensors",
-            used=layer,
+            passing=passing,
+            **last,
         )
-    kept, logits = s.kept.total_bytes, "the logits" + beside
+    kept, logits = s.kept.total_bytes, "the logits" + copied
     yield _Point("forward", "the logits", kept - s.lost, casts + s.logits, logits, head)
     if s.autocast:
-        logits = "the logits, also in float32" + beside.replace(" and", ", and")
+        logits = "the logits, also in float32" + copied.replace(" and", ", and")
     wide = s.lost if s.autocast else 0
     yield _Point("loss", "", kept, casts + s.logits + wide, logits, head)
 
@@ -236,8 +264,9 @@ def _forward(s: _Sizes) -> Iterator[_Point]:
 def _backward(s: _Sizes) -> Iterator[_Point]:
     """The loss, the head, the norm before it, the last layer and the first, the embedding."""
     c, kept = s.config, s.kept.total_bytes
-    layer, head, every = _layer_params(c), c.vocab_size * c.dim, num_params(c)
+    layer, head, every = layer_params(c), c.vocab_size * c.dim, num_params(c)
     new = head if s.accumulating else 0
+    # The gradients of the log-probabilities and of the logits.
     yield _Point("backward", "its beginning", kept, 2 * s.lost, "two of the logits' size", head)
     kept, inside = kept - s.lost, s.logits + s.stream
     if s.autocast:  # the 16-bit gradient is cast; the 16-bit weights are gone
@@ -245,75 +274,75 @@ def _backward(s: _Sizes) -> Iterator[_Point]:
     yield _Point("backward", "the head", kept, inside, "gradients", head, head, new)
     after = ("head", "loss")
     kept = s.kept.total_bytes - sum(k.num_bytes for k in s.kept.rest if k.where in after) - s.wide
-    yield _Point("backward", "the last norm", kept, 5 * s.wide, "gradients", 0, head, new)
+    yield _Point("backward", "the last norm", kept, NORM * s.wide, "gradients", 0, head, new)
     tied, waiting = (head, new) if c.tied_head else (0, 0)  # the head's, for the embedding's
     first = every - layer - head + tied
     yield from _layer_backward(s, "the last layer", c.num_layers, head, waiting)
     yield from _layer_backward(s, "the first layer", 1, first, waiting)
-    sums = "the head's gradient and the sum" if tied else "none"
-    yield _Point("backward", "the embedding", 0, 0, sums, head, every, new + 2 * tied)
+    # A tied head's gradient, the embedding's, and their sum.
+    yield _Point("backward", "the embedding", 0, 0, "", head, every, new + 2 * tied)
 
 
 def _layer_backward(s: _Sizes, name: str, place: int, done: int, waiting: int) -> Iterator[_Point]:
-    """One of three: SwiGLU, once w2 is done and its input gone; its norm; attention.
+    """One of four: w2, the product it was given, the norm before it, attention.
 
-    The layers from `place` on have their gradients, `done` parameters, and what the layer kept
+    The layers after `place` have their gradients, `done` parameters, and what the layer kept
     after the line at hand is gone.
     """
-    w2, used = s.config.dim * s.config.ffn_dim, _layer_params(s.config)
+    w2, used = s.config.dim * s.config.ffn_dim, layer_params(s.config)
     narrow = s.stream if s.stream < s.wide else 0
     others = (place if s.checkpointing else place - 1) * s.kept.layer_bytes
     if s.checkpointing and not narrow:  # the checkpoint's input is the first norm's
         others -= s.stream
+    in_layer = dict(phase="backward", used=used)
+    kept = others + s.before("w2") + s.casts
     yield _Point(
-        "backward",
-        f"SwiGLU of {name}",
-        activations=others + s.before("w2") + s.casts,
-        temporaries=3 * s.inside + s.stream,
+        at=f"w2 of {name}",
+        activations=kept + s.inside,
+        temporaries=s.inside + s.stream,  # the gradients of its input and of its output
+        passing="two gradients",
+        grown=done + w2,
+        new=waiting + (w2 if s.accumulating else 0),
+        **in_layer,
+    )
+    yield _Point(
+        at=f"SwiGLU of {name}",
+        activations=kept,
+        temporaries=3 * s.inside + s.stream,  # of the product, both factors, and the residual path
         passing="three gradients, tokens × ffn",
-        used=used,
         grown=done + w2,
         new=waiting,
+        **in_layer,
     )
     yield _Point(
-        "backward",
-        f"norm of {name}",
+        at=f"norm of {name}",
         activations=others + s.before("w1 w3") - s.wide,
-        temporaries=5 * s.wide + narrow,
+        temporaries=NORM * s.wide + narrow,
         passing="gradients in float32",
-        used=used,
         grown=done + 3 * w2,
         new=waiting,
+        **in_layer,
     )
-    attending = max(4 * s.heads, s.softmax if s.checkpointing else 2 * s.scores)
+    # Of the output, q, k and v; or of the softmax and the scores.
+    attention = max(4 * s.heads, s.softmax if s.checkpointing else 2 * s.scores)
     yield _Point(
-        "backward",
-        f"attention of {name}",
+        at=f"attention of {name}",
         activations=others + s.before("wo"),
-        temporaries=attending + s.stream,
+        temporaries=attention + s.stream,
         passing="two gradients, T × T" if s.scores else "gradients of q, k, v, output",
-        used=used,
         grown=done + 3 * w2,
         new=waiting,
+        **in_layer,
     )
 
 
-def _gathered(point: _Point, convention: Convention) -> int:
-    """With ZeRO stage 3: the weights at hand, in backward also their gradients."""
-    each = BYTES[convention.weights]
-    if point.phase == "backward":
-        each += BYTES[convention.gradients]
-    return each * point.used
+def _update(
+    config: ModelConfig, kind: Convention, params: int, optimizer: str, step: str
+) -> tuple[int, str]:
+    """The temporaries of an update of `params` parameters, and what they are.
 
-
-def _update(config: ModelConfig, states: Ledger, optimizer: str, step: str) -> tuple[int, str]:
-    """The update's temporaries, and what they are. 8-bit Adam is one kernel, and has none.
-
-    16-bit gradients get float32 copies first, where there are masters.
+    16-bit gradients get float32 copies first, where there are masters. 8-bit Adam is one kernel.
     """
-    kind = CONVENTIONS[states.title.partition(",")[0]]
-    updated, each = ("master weights", 4) if kind.masters else ("weights", BYTES[kind.weights])
-    params = next(row.num_bytes for row in states.rows if row.name == updated) // each
     copies, said = 0, []
     if kind.masters and kind.gradients != "fp32" and not kind.copies:
         copies, said = 4 * params, ["float32 copies of the gradients"]
@@ -326,10 +355,3 @@ def _update(config: ModelConfig, states: Ledger, optimizer: str, step: str) -> t
     inside = 3 * config.dim * max(config.ffn_dim, config.num_heads * config.head_dim)
     most = min(2 * params, max(2 * config.vocab_size * config.dim, inside))
     return copies + each * most, " and ".join([*said, "two for the largest tensor"])
-
-
-def _layer_params(config: ModelConfig) -> int:
-    one, two = (
-        num_params(ModelConfig(**{**vars(config), "num_layers": layers})) for layers in (1, 2)
-    )
-    return two - one

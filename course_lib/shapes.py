@@ -21,15 +21,21 @@ def num_params(config: ModelConfig) -> int:
     >>> f"{num_params(facts.model('llama-2-7b')):,}"
     '6,738,415,616'
     """
-    if not isinstance(config, ModelConfig):
-        raise TypeError(f"config must be a ModelConfig, got {type(config).__name__}")
-    if config.family not in _LAYER_PARAMS:
-        raise ValueError(f"family must be one of {sorted(_LAYER_PARAMS)}, got {config.family!r}")
+    layer = layer_params(config)
     d, vocab = config.dim, config.vocab_size
     embeddings = vocab * d * (1 if config.tied_head else 2)
     if config.family == "gpt2":
         embeddings += config.max_seq_len * d + d  # positions; the last norm's bias
-    return embeddings + config.num_layers * _LAYER_PARAMS[config.family](config) + d
+    return embeddings + config.num_layers * layer + d
+
+
+def layer_params(config: ModelConfig) -> int:
+    """The parameters of one layer."""
+    if not isinstance(config, ModelConfig):
+        raise TypeError(f"config must be a ModelConfig, got {type(config).__name__}")
+    if config.family not in _LAYER_PARAMS:
+        raise ValueError(f"family must be one of {sorted(_LAYER_PARAMS)}, got {config.family!r}")
+    return _LAYER_PARAMS[config.family](config)
 
 
 def _llama_layer(c: ModelConfig) -> int:
@@ -95,7 +101,7 @@ def activations(
     `dtype` is that of the weights, `autocast` as in `training.train_step`, on a CPU; the loss is
     torch's cross entropy. Raises ValueError for what `Transformer` wouldn't run.
     """
-    _check(config, batch, seq, attention, dtype, autocast)
+    _check(config, batch, seq, attention, checkpointing, dtype, autocast)
     n, stream = batch * seq, SIZES[dtype]  # the residual stream has the weights' dtype
     operand = stream if autocast is None else SIZES[autocast]
     d, heads = config.dim, config.num_heads * config.head_dim
@@ -170,7 +176,7 @@ def matrices(config: ModelConfig) -> int:
     return config.dim * (2 * queries + 2 * keys + 3 * config.ffn_dim)
 
 
-def _check(config, batch, seq, attention, dtype, autocast) -> None:
+def _check(config, batch, seq, attention, checkpointing, dtype, autocast) -> None:
     if not isinstance(config, ModelConfig):
         raise TypeError(f"config must be a ModelConfig, got {type(config).__name__}")
     if config.family != "llama":
@@ -182,6 +188,10 @@ def _check(config, batch, seq, attention, dtype, autocast) -> None:
             raise ValueError(f"{name} must be at least 1, got {value}")
     if seq > config.max_seq_len:
         raise ValueError(f"seq is {seq}, and the model's max_seq_len {config.max_seq_len}")
+    if config.head_dim % 2:
+        raise ValueError(f"rotary positions need an even head_dim, got {config.head_dim}")
+    if not isinstance(checkpointing, bool):
+        raise TypeError(f"checkpointing must be True or False, got {checkpointing!r}")
     if attention not in ("sdpa", "explicit"):
         raise ValueError(f"attention must be sdpa or explicit, got {attention!r}")
     if attention == "sdpa" and config.head_dim == 2:

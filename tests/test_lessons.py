@@ -675,7 +675,7 @@ def test_what_chapter_06_predicts_is_what_is_measured():
         memory.states_gb.expected, abs=0.1
     )
     weights = params / 1e9
-    shares = [each * weights for each in (2, 4, 8, 12, 18)]
+    shares = [each * weights for each in (2, 4, 8, 12, 16e9 / 2**30, 18)]
     assert [b.value for b in memory.states_gb.beliefs] == pytest.approx(shares, abs=0.1)
 
     llama = facts.model("llama-2-7b")
@@ -743,7 +743,11 @@ def test_lora_bytes_are_those_of_a_live_model(case):
         ("fp32", WRONG, "A plan is a dict"),
         ({"convention": "pure-bf16", "batch": 8}, WRONG, "lose no update"),
         ({"convention": "fp32", "batch": 1}, WRONG, "must see 8 sequences"),
-        ({"convention": "fp32", "batch": "8"}, WRONG, "batch must be a whole number, not '8'"),
+        ({"convention": "fp32", "batch": "8"}, WRONG, "batch must be a whole number of at least"),
+        ({"convention": "fp32", "accumulate": 8}, WRONG, "The batch is missing"),
+        ({"convention": "fp32", "batch": -8, "accumulate": -1}, WRONG, "at least 1, not -8"),
+        ({"convention": ["fp32"], "batch": 8}, WRONG, "need one of these conventions"),
+        ({"convention": "fp32", "batch": 8, "optimizer": []}, WRONG, "optimizer must be one of"),
         ({"convention": "fp32", "batch": None}, WRONG, "batch must be a whole number"),
         ({"convention": "fp32", "batch": 8}, WRONG, "peaks at 255.98 GiB, in backward, its"),
         ({"convention": "fp32", "batch": 8, "zero_stage": 3}, WRONG, "Not 'zero_stage'"),

@@ -208,6 +208,24 @@ def test_state_in_lists_is_counted_and_only_counters_are_called_counters():
     assert rows["step counters"] == rows["state mu_product"] == 4
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_what_is_wrapped_is_counted_and_what_cannot_be_is_named():
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    model = nn.Linear(8, 8, bias=False)
+    optimizer = torch.optim.SGD(model.parameters())
+    model.weight = nn.Parameter(TwoTensor(torch.zeros(8, 8), torch.zeros(8, 8)))
+    held = {row.name: row.num_bytes for row in ledger_of(model, optimizer).rows}
+    assert held["weights"] == 2 * 8 * 8 * 4
+    with torch.device("meta"):
+        empty = nn.Linear(8, 8)
+    assert ledger_of(empty, torch.optim.SGD(empty.parameters())).total_bytes == 0
+    model = nn.Linear(8, 8)
+    model.register_buffer("rows", torch.eye(8).to_sparse_csr())
+    with pytest.raises(TypeError, match="can't count a tensor of layout torch.sparse_csr"):
+        ledger_of(model, torch.optim.SGD(model.parameters()))
+
+
 def test_a_sparse_gradient_counts_its_values_and_its_indices():
     model = nn.Embedding(1000, 16, sparse=True)
     optimizer = torch.optim.SparseAdam(model.parameters())
@@ -241,7 +259,7 @@ def test_the_comparison_adds_up_to_the_peak_and_says_why():
     assert "total" in repr(found) and max(map(len, repr(found).splitlines())) <= 70
 
 
-def test_a_peak_in_forward_has_no_gradients_and_no_state_yet():
+def test_a_peak_in_the_first_backward_has_not_all_gradients_and_no_state_yet():
     wide = memory_trace.measure(
         lambda: models.mlp(64, 8, 10),
         lambda: torch.zeros(4096, 64),
@@ -256,13 +274,39 @@ def test_a_peak_in_forward_has_no_gradients_and_no_state_yet():
     assert reasons["activations"] == "not in a ledger"
 
 
+def test_a_reason_is_given_only_where_the_trace_bears_it_out():
+    def reasons(counted, traced):
+        return {line.category: line.reason for line in compare(counted, traced).lines}
+
+    params = sum(p.numel() for p in models.mlp(64, 128, 10).parameters())
+    plain = timeline(lambda p: torch.optim.SGD(p, lr=0.1))
+    assert reasons(ledger(params, "fp32"), plain)["optimizer state"] == "another optimizer"
+    scalars = memory_trace.measure(
+        lambda: nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1), nn.Linear(1, 1)),
+        lambda: torch.zeros(4, 1),
+        lambda model, x: model(x).mean(),
+        lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+    )
+    counted = ledger(4, "fp32", optimizer="momentum")  # six are there
+    assert reasons(counted, scalars)["optimizer state"] == "another optimizer"
+    late = memory_trace.measure(
+        lambda: models.mlp(64, 8, 10),
+        lambda: torch.zeros(4096, 64),
+        lambda model, x: model(x).exp().mean(),
+        lambda model: torch.optim.AdamW(model.parameters()),
+    )
+    other = reasons(ledger(10**6, "fp32"), late)
+    assert late.peak_at.phase == "backward"
+    assert other["gradients"] == "another model or convention"
+
+
 def test_another_model_s_ledger_is_called_one_and_many_counters_are_still_counters():
     traced = timeline()
     reasons = {d.category: d.reason for d in compare(ledger(10**6, "fp32"), traced).lines}
     assert traced.peak_at.phase == "step"
-    assert {reasons[c] for c in ("weights", "gradients", "optimizer state")} == {
-        "another model or convention"
-    }
+    assert reasons["weights"] == "another model, or buffers"
+    assert reasons["gradients"] == "another model or convention"
+    assert reasons["optimizer state"] == "another optimizer"
     small = memory_trace.measure(
         lambda: models.mlp(2, 3, 2),
         lambda: torch.zeros(1, 2),

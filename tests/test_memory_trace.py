@@ -403,6 +403,21 @@ def test_what_fake_tensors_refuse_can_be_measured_for_real():
     assert small_with(model=lambda: ReadsValues(2, 1), fake=False).peak_bytes > 0
 
 
+def test_frozen_weights_have_no_gradients():
+    def build():
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
+        model[0].requires_grad_(False)
+        return model
+
+    run = measure(
+        build,
+        lambda: torch.zeros(4, 8),
+        lambda model, x: model(x).mean(),
+        lambda model: torch.optim.AdamW(p for p in model.parameters() if p.requires_grad),
+    )
+    assert run.live["gradients"].max() == 9 * 4 and run.peak_by["weights"] == (72 + 9) * 4
+
+
 FUSED = [
     lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True),
     lambda model: torch.optim.AdamW(model.parameters(), fused=True),

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -68,10 +69,7 @@ def test_every_part_is_explained(part):
     picture = view.calculator_view(LLAMA, **(STATE | {"explain": part, "devices": "8"}))
     lines = [e.text for e in elements(picture, "text") if float(e.get("y")) > 62 + 5 * 52 + 30]
     assert lines and all(f" {line}." in picture.sentence for line in lines)
-    for text in elements(picture, "text"):
-        x, wide = float(text.get("x")), 0.56 * float(text.get("font-size")) * len(text.text)
-        left = x - {"start": 0, "middle": wide / 2, "end": wide}[text.get("text-anchor")]
-        assert left >= 0 and left + wide <= 580, text.text
+    inside(picture)
 
 
 def test_the_formula_of_a_divided_part_gives_its_bytes():
@@ -94,8 +92,9 @@ def test_the_temporaries_of_each_phase_are_explained():
 def test_what_is_gathered_is_explained():
     changes = dict(zero="3", devices="8", explain="gathered")
     said = view.calculator_view(LLAMA, **(STATE | changes)).sentence
-    head = 2 * 4 * LLAMA.vocab_size * LLAMA.dim
-    assert f"its beginning: {units.binary(head)} of a layer or the head." in said
+    head = 4 * LLAMA.vocab_size * LLAMA.dim
+    assert f"the logits: weights of a layer or the head, {units.binary(head)}." in said
+    assert "step" not in said.partition("added up")[2]
     said = view.calculator_view(LLAMA, **(STATE | {"explain": "gathered"})).sentence
     assert "gathered: nothing" in said
 
@@ -117,13 +116,37 @@ def test_the_bar_of_the_sum_and_the_sentence_agree_where_layers_are_gathered():
     assert f"All that lasts, added up: {label.rpartition(': ')[2]}." in picture.sentence
 
 
-def test_every_setting_can_be_drawn():
-    for convention, optimizer, zero, on in itertools.product(
-        CONVENTIONS, OPTIMIZERS, "0123", ("off", "on")
+def test_every_setting_is_drawn_judged_and_explained():
+    card = facts.accelerator(STATE["card"]).capacity_bytes
+    for convention, optimizer, zero, on, explain in itertools.product(
+        CONVENTIONS, OPTIMIZERS, "0123", ("off", "on"), view.PARTS
     ):
         changes = dict(convention=convention, optimizer=optimizer, zero=zero, checkpointing=on)
-        picture = view.calculator_view(LLAMA, **(STATE | changes | {"devices": "16"}))
+        changes |= dict(devices="16", explain=explain)
+        picture = view.calculator_view(LLAMA, **(STATE | changes))
+        step = moments(
+            LLAMA, convention, batch=1, seq=2048, optimizer=optimizer, step=STATE["update"],
+            checkpointing=on == "on", zero_stage=int(zero), data_parallel=16,
+        )  # fmt: skip
+        peak = step.peak
         assert len(bars(picture)) == 5
+        assert picture.sentence.startswith(
+            f"{units.binary(peak.total_bytes)} at the peak, in {peak.name}"
+        )
+        assert ("fits, " in picture.sentence) == (peak.total_bytes <= card)
+        for each, params, size in re.findall(
+            r"([\d.]+) B × ([\d,]+) = ([\d.]+ \w+)", picture.sentence
+        ):
+            assert units.binary(float(each) * int(params.replace(",", ""))) == size
+        inside(picture)
+
+
+def inside(picture):
+    """No text leaves the picture."""
+    for text in elements(picture, "text"):
+        x, wide = float(text.get("x")), 0.56 * float(text.get("font-size")) * len(text.text)
+        left = x - {"start": 0, "middle": wide / 2, "end": wide}[text.get("text-anchor")]
+        assert left >= 0 and left + wide <= 580, text.text
 
 
 @pytest.mark.parametrize("name", view.MODELS)
@@ -142,3 +165,5 @@ def test_a_model_of_your_own_comes_first(monkeypatch):
     assert box.values["model"].value == "yours" and ": fits" in box.sentence.value
     box.values["seq"].value = "8192"
     assert "be drawn. ValueError: seq is 8192" in box.sentence.value
+    short = view.calculator(replace(own, max_seq_len=300))
+    assert short.values["seq"].value == "256" and ": fits" in short.sentence.value

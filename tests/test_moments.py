@@ -1,6 +1,7 @@
 """The moments by arithmetic, against the traced step."""
 
 import dataclasses
+import itertools
 import random
 
 import pytest
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 
 from course_lib import facts, memory_trace, models
 from course_lib.facts import ModelConfig
+from course_lib.memory import CONVENTIONS
 from course_lib.moments import PHASES, STEPS, moments
 from course_lib.shapes import num_params
 
@@ -42,6 +44,10 @@ def traced(config, convention, batch, seq, optimizer, step, accumulate=1, **how)
 LONG = dataclasses.replace(SMALL, num_heads=8, head_dim=8, num_kv_heads=8, max_seq_len=512)
 WIDE = dataclasses.replace(SMALL, ffn_dim=4096)
 TIED = dataclasses.replace(SMALL, tied_head=True, vocab_size=20_000)
+SHALLOW = dataclasses.replace(
+    SMALL, vocab_size=256, dim=512, num_layers=1, num_heads=8, num_kv_heads=8, ffn_dim=4096,
+    head_dim=64, max_seq_len=128,
+)  # fmt: skip
 SETTINGS = [
     (LONG, "fp32", 2, 512, "adamw", AT_ONCE, {"attention": "explicit"}),
     (LONG, "fp32", 2, 512, "adamw", AT_ONCE, {"attention": "explicit", "checkpointing": True}),
@@ -65,6 +71,8 @@ SETTINGS = [
     (LLAMA, "fp32", 4, 2048, "adamw", AT_ONCE, {"accumulate": 2}),
     (LONG, "fp32", 2, 512, "adamw", AT_ONCE, {"attention": "explicit", "accumulate": 2}),
     (LLAMA, "autocast", 4, 2048, "adamw", AT_ONCE, {"accumulate": 2, "checkpointing": True}),
+    (SHALLOW, "fp32", 1, 128, "sgd", "fused", {"accumulate": 2}),
+    (SHALLOW, "autocast", 1, 128, "sgd", "fused", {"accumulate": 2, "checkpointing": True}),
 ]
 
 
@@ -161,16 +169,63 @@ def test_16_bit_gradients_get_float32_copies_for_the_update(convention, zero_sta
     assert update == pytest.approx(extra * step.ledger.num_params, abs=1)
 
 
-def test_stage_3_gathers_a_layer():
-    step = moments(LLAMA, "zero-fp16", batch=1, seq=16, zero_stage=3, data_parallel=8)
+@pytest.mark.parametrize("step", [AT_ONCE, "foreach"])
+@pytest.mark.parametrize("convention", CONVENTIONS)
+def test_a_device_updates_its_share_from_stage_1_on(convention, step):
+    how = dict(batch=1, seq=16, step=step, data_parallel=64)
+    whole, *shares = (
+        moments(LLAMA, convention, zero_stage=stage, **how).moments[-1].parts for stage in range(4)
+    )
+    for parts in shares:
+        assert parts["optimizer state"] == pytest.approx(whole["optimizer state"] / 64, abs=8)
+        assert parts["temporaries"] <= max(
+            1, whole["temporaries"] / (64 if step == "foreach" else 1)
+        )
+        assert parts["temporaries"] < whole["temporaries"] or not whole["temporaries"]
+
+
+def test_a_new_gradient_is_whole_and_in_the_weights_dtype():
+    head = TIED.vocab_size * TIED.dim
+    how = dict(batch=1, seq=16, accumulate=2, step="fused")
+    for convention, each in (
+        ("zero-fp16", 2),
+        ("both-gradients", 2),
+        ("megatron-bf16", 2),
+        ("fp32", 4),
+    ):
+        for stage in (0, 1, 2):
+            step = moments(TIED, convention, zero_stage=stage, data_parallel=8, **how)
+            (last,) = (m for m in step.moments if m.name == "backward, the embedding")
+            assert last.parts["temporaries"] == 3 * each * head  # the head's, its own, their sum
+            assert last.passing == "new gradients"
+
+
+def test_what_zero_divides_is_whole_where_it_is_at_hand():
+    how = dict(batch=1, seq=16, data_parallel=8)
     layer = sum(p.numel() for p in models.Block(LLAMA, "sdpa").parameters())
-    gathered = {moment.name: moment.parts.get("gathered", 0) for moment in step.moments}
     head = LLAMA.vocab_size * LLAMA.dim
-    assert gathered["backward, SwiGLU of the last layer"] == 4 * layer
-    assert gathered["backward, the head"] == 4 * head and gathered["loss"] == 2 * head
-    assert gathered["step"] == 0
-    alone, plain = (moments(LLAMA, "fp32", batch=1, seq=16, zero_stage=z) for z in (3, 0))
-    assert alone.peak.total_bytes == plain.peak.total_bytes
+    plain, two, three = (
+        {m.name: m.parts for m in moments(LLAMA, "zero-fp16", zero_stage=z, **how).moments}
+        for z in (1, 2, 3)
+    )
+    assert three["backward, SwiGLU of the last layer"]["gathered"] == 2 * layer
+    assert three["forward, the last layer"]["gathered"] == 2 * layer
+    assert three["backward, the head"]["gathered"] == three["loss"]["gathered"] == 2 * head
+    assert "gathered" not in three["step"] and "gathered" not in two["loss"]
+    for divided in (two, three):
+        for name, new in (("SwiGLU of the last layer", layer), ("the head", head)):
+            more = divided[f"backward, {name}"]["temporaries"]
+            assert more - plain[f"backward, {name}"]["temporaries"] == 2 * new
+    alone, one = (moments(LLAMA, "fp32", batch=1, seq=16, zero_stage=z) for z in (3, 0))
+    assert alone.peak.total_bytes == one.peak.total_bytes
+
+
+def test_temporaries_are_explained_where_there_are_any():
+    for convention, stage, accumulate in itertools.product(CONVENTIONS, range(4), (1, 2)):
+        how = dict(zero_stage=stage, accumulate=accumulate, data_parallel=8)
+        for config in (TIED, SMALL):
+            for moment in moments(config, convention, batch=1, seq=16, **how).moments:
+                assert (moment.parts["temporaries"] > 0) == (moment.passing != "none"), moment
 
 
 def test_8_bit_adam_has_no_temporaries_and_float32_copies_stay():
@@ -181,10 +236,24 @@ def test_8_bit_adam_has_no_temporaries_and_float32_copies_stay():
     assert update.passing == "float32 copies of the gradients"
 
 
-def test_a_wrong_count_of_micro_batches_is_refused():
-    for count in (0, True, 2.0):
-        with pytest.raises(ValueError, match="accumulate must be"):
-            moments(SMALL, "fp32", batch=1, seq=16, accumulate=count)
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"accumulate": 0}, ValueError, "accumulate must be at least 1"),
+        ({"accumulate": True}, TypeError, "accumulate must be a whole number"),
+        ({"accumulate": 2.0}, TypeError, "accumulate must be a whole number"),
+        ({"batch": None}, TypeError, "batch must be a whole number"),
+        ({"batch": "1", "seq": "16"}, TypeError, "batch must be a whole number"),
+        ({"convention": ["fp32"]}, ValueError, "convention must be one of"),
+        ({"optimizer": []}, ValueError, "optimizer must be one of"),
+        ({"zero_stage": 1.0}, ValueError, "zero_stage must be one of"),
+        ({"checkpointing": "off"}, TypeError, "checkpointing must be True or False"),
+        ({"config": dataclasses.replace(SMALL, head_dim=5)}, ValueError, "even head_dim, got 5"),
+    ],
+)
+def test_bad_input_is_refused(changes, error, message):
+    with pytest.raises(error, match=message):
+        moments(**({"config": SMALL, "convention": "fp32", "batch": 1, "seq": 16} | changes))
 
 
 def test_an_unknown_way_to_step_is_refused():

@@ -104,6 +104,7 @@ def test_the_entries_add_up_and_print():
         ({"batch": True}, TypeError, "batch must be a whole number"),
         ({"seq": 2.0}, TypeError, "seq must be a whole number"),
         ({"seq": 17}, ValueError, "max_seq_len 16"),
+        ({"checkpointing": "off"}, TypeError, "checkpointing must be True or False"),
         ({"attention": "flash"}, ValueError, "sdpa or explicit"),
         ({"dtype": torch.float64}, ValueError, "dtype must be one of"),
         ({"autocast": torch.float32}, ValueError, "autocast must be"),

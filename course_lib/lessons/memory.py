@@ -20,6 +20,7 @@ states_gb = Prediction(
         Belief(27, "That is the weights alone, 4 bytes each."),
         Belief(53.9, "That is weights and gradients; AdamW's two moments are as much again."),
         Belief(80.9, "12 bytes? Weight, gradient and two moments are four times 4 bytes."),
+        Belief(100.4, "That is GiB: in GB it is 107.8."),
         Belief(121.3, "18 bytes are another count, with 16-bit weights and masters beside them."),
     ),
 )
@@ -183,16 +184,18 @@ EXACT = [name for name, kind in CONVENTIONS.items() if kind.weights == "fp32" or
 def _fits(plan) -> str | None:
     if not isinstance(plan, dict):
         return f"A plan is a dict of settings for moments(); this is {type(plan).__name__}."
+    if "batch" not in plan:
+        return "The batch is missing: how many sequences at a time?"
     unknown = [name for name in plan if name not in SETTINGS]
     if unknown:
         return f"A plan has these settings: {', '.join(SETTINGS)}. Not {unknown[0]!r}."
     counts = {name: plan.get(name, 1) for name in ("batch", "accumulate")}
     for name, count in counts.items():
-        if isinstance(count, bool) or not isinstance(count, int):
-            return f"{name} must be a whole number, not {count!r}."
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            return f"{name} must be a whole number of at least 1, not {count!r}."
     if plan.get("convention") not in EXACT:
         return f"Weights that lose no update need one of these conventions: {', '.join(EXACT)}."
-    given = plan.get("batch", 0) * plan.get("accumulate", 1)
+    given = counts["batch"] * counts["accumulate"]
     if given != SEQUENCES:
         return f"An update must see {SEQUENCES} sequences, batch × accumulate; this sees {given}."
     peak = moments(facts.model("llama-2-7b"), seq=2048, **plan).peak

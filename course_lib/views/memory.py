@@ -10,12 +10,15 @@ PARTS = ("weights", "optimizer state", "gradients", "activations", "temporaries"
 FILL = {"gathered": "inputs"}  # a part that is drawn in another category's colour
 MODELS = {config.name: config for config in facts.models() if config.family == "llama"}
 CARDS = {card.name: card for card in facts.accelerators()}
+LENGTHS = ("128", "256", "512", "1024", "2048", "4096", "8192")
 LEFT, WIDE, TOP, ROW = 12, 556, 62, 52  # pixels: the bars' box, and from one bar to the next
 
 
 def calculator(config: ModelConfig | None = None):
     """What a step needs, and whether a card holds it; `config` adds a model of your own."""
     models = MODELS if config is None else {"yours": config} | MODELS
+    longest = 2048 if config is None else config.max_seq_len
+    start = max((n for n in LENGTHS if int(n) <= min(longest, 2048)), key=int, default=LENGTHS[0])
 
     def view(**state) -> style.Picture:
         return calculator_view(models[state.pop("model")], **state)
@@ -28,7 +31,7 @@ def calculator(config: ModelConfig | None = None):
         update=controls.Choice("update", STEPS, "foreach"),
         batch=controls.Slider("batch, each device", 1, 64, 1, 1),
         micro_batches=controls.Choice("micro-batches", ("1", "2", "4", "8"), "1"),
-        seq=controls.Choice("sequence", ("512", "1024", "2048", "4096", "8192"), "2048"),
+        seq=controls.Choice("sequence", LENGTHS, start),
         checkpointing=controls.Choice("checkpointing", ("off", "on"), "off"),
         card=controls.Choice("card", tuple(CARDS), "A100-SXM4-80GB"),
         devices=controls.Choice("devices", ("1", "2", "4", "8", "16", "64"), "1"),
@@ -141,20 +144,22 @@ def _explained(part: str, step: Moments) -> list[str]:
         kept = step.activations
         rest = kept.total_bytes - kept.num_layers * kept.layer_bytes
         each, beside = units.binary(kept.layer_bytes), units.binary(rest)
-        return [f"activations: {kept.num_layers} layers × {each} + {beside} for head and loss"]
+        entries = (*kept.layer * kept.num_layers, *kept.rest)
+        copies = sum(entry.num_bytes for entry in entries if entry.where == "autocast")
+        said = [f"activations: {kept.num_layers} layers × {each} + {beside} for head and loss"]
+        return said + [f"of these, copies of weights: {units.binary(copies)}"] * (copies > 0)
     if part == "temporaries":
         return [f"{m.phase}: {units.binary(m.parts[part])}, {m.passing}" for m in step.phases]
-    if part == "gathered" and part not in step.moments[0].parts:
-        return ["gathered: nothing; ZeRO stage 3 gathers what is at hand"]
     if part == "gathered":
         return [
-            f"{m.name}: {units.binary(m.parts.get(part, 0))} of a layer or the head"
+            f"{m.name}: weights of a layer or the head, {units.binary(m.parts[part])}"
             for m in step.phases
-        ]
+            if m.parts.get(part)
+        ] or ["gathered: nothing; ZeRO stage 3 gathers the weights at hand"]
     rows = [row for row in step.ledger.rows if _part_of(row.name) == part]
     params = f"{step.ledger.num_params:,}"
     return [
-        f"{row.name}: {row.bytes_per_param:.4g} B × {params} = {units.binary(row.num_bytes)}"
+        f"{row.name}: {row.bytes_per_param:.7g} B × {params} = {units.binary(row.num_bytes)}"
         for row in rows
     ] or [f"{part}: none"]
 

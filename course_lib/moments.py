@@ -150,7 +150,7 @@ class _Sizes:
     inside: int  # of the feed-forward's width
     scores: int  # T × T of all heads, if written out
     logits: int
-    lost: int  # logits as the loss takes them
+    loss_logits: int  # as the loss takes them
     casts: int  # autocast's copies of a layer's matrices
 
     @property
@@ -198,7 +198,7 @@ def _sizes(
         inside=tokens * config.ffn_dim * operand,
         scores=tokens * seq * config.num_heads * operand if attention == "explicit" else 0,
         logits=tokens * config.vocab_size * operand,
-        lost=tokens * config.vocab_size * weight,
+        loss_logits=tokens * config.vocab_size * weight,
         casts=2 * matrices(config) if autocast else 0,
     )
 
@@ -254,10 +254,10 @@ def _forward(s: _Sizes) -> Iterator[_Point]:
             **last,
         )
     kept, logits = s.kept.total_bytes, "the logits" + copied
-    yield _Point("forward", "the logits", kept - s.lost, casts + s.logits, logits, head)
+    yield _Point("forward", "the logits", kept - s.loss_logits, casts + s.logits, logits, head)
     if s.autocast:
         logits = "the logits, also in float32" + copied.replace(" and", ", and")
-    wide = s.lost if s.autocast else 0
+    wide = s.loss_logits if s.autocast else 0
     yield _Point("loss", "", kept, casts + s.logits + wide, logits, head)
 
 
@@ -267,8 +267,10 @@ def _backward(s: _Sizes) -> Iterator[_Point]:
     layer, head, every = layer_params(c), c.vocab_size * c.dim, num_params(c)
     new = head if s.accumulating else 0
     # The gradients of the log-probabilities and of the logits.
-    yield _Point("backward", "its beginning", kept, 2 * s.lost, "two of the logits' size", head)
-    kept, inside = kept - s.lost, s.logits + s.stream
+    yield _Point(
+        "backward", "its beginning", kept, 2 * s.loss_logits, "two of the logits' size", head
+    )
+    kept, inside = kept - s.loss_logits, s.logits + s.stream
     if s.autocast:  # the 16-bit gradient is cast; the 16-bit weights are gone
         kept, inside = kept - 2 * head, 2 * head + s.stream
     yield _Point("backward", "the head", kept, inside, "gradients", head, head, new)

@@ -152,6 +152,14 @@ lora_bytes = Exercise(
             "A frozen weight has no gradient and no moments, only its own 4 bytes.",
         ),
         Mistake(
+            lambda d, n, r: _lora(d, 1, r),
+            "There are several such layers.",
+        ),
+        Mistake(
+            lambda d, n, r: _lora(d, n, r, base=2),
+            "The frozen weights are float32 here: 4 bytes.",
+        ),
+        Mistake(
             lambda d, n, r: _lora(d, n, r, base=8),
             "A frozen weight gets no gradient: 4 bytes are all it has.",
         ),
@@ -193,7 +201,9 @@ def _fits(plan) -> str | None:
     for name, count in counts.items():
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             return f"{name} must be a whole number of at least 1, not {count!r}."
-    if plan.get("convention") not in EXACT:
+    if str(plan.get("convention")) not in CONVENTIONS:
+        return f"convention is one of {', '.join(CONVENTIONS)}."
+    if plan["convention"] not in EXACT:
         return f"Weights that lose no update need one of these conventions: {', '.join(EXACT)}."
     given = counts["batch"] * counts["accumulate"]
     if given != SEQUENCES:
@@ -201,11 +211,12 @@ def _fits(plan) -> str | None:
     peak = moments(facts.model("llama-2-7b"), seq=2048, **plan).peak
     if peak.total_bytes <= CARD.capacity_bytes:
         return None
-    largest = max(peak.parts, key=peak.parts.get)
+    parts = sorted(peak.parts.items(), key=lambda part: -part[1])
+    said = ", ".join(f"{name} {units.binary(size)}" for name, size in parts if size)
     return (
         f"It peaks at {units.binary(peak.total_bytes)}, in {peak.name}, and the card has "
-        f"{units.binary(CARD.capacity_bytes)}. The largest part then: {largest}, "
-        f"{units.binary(peak.parts[largest])}."
+        f"{units.binary(CARD.capacity_bytes)}. There then: {said}. Which setting shrinks "
+        "one of them?"
     )
 
 

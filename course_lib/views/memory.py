@@ -10,6 +10,7 @@ PARTS = ("weights", "optimizer state", "gradients", "activations", "temporaries"
 FILL = {"gathered": "inputs"}  # a part that is drawn in another category's colour
 MODELS = {config.name: config for config in facts.models() if config.family == "llama"}
 CARDS = {card.name: card for card in facts.accelerators()}
+CLOSE = 0.05  # of a card: a device's context and an allocator's rounding come on top
 LENGTHS = ("128", "256", "512", "1024", "2048", "4096", "8192")
 LEFT, WIDE, TOP, ROW = 12, 556, 62, 52  # pixels: the bars' box, and from one bar to the next
 
@@ -69,9 +70,12 @@ def calculator_view(
     )
     held, peak = CARDS[card], step.peak
     over = peak.total_bytes - held.capacity_bytes
-    verdict = f"out of memory by {units.binary(over)}" if over > 0 else "fits"
-    if over <= 0:
-        verdict += f", {units.binary(-over)} to spare"
+    if over > 0:
+        verdict = f"out of memory by {units.binary(over)}"
+    else:
+        close = -over < CLOSE * held.capacity_bytes
+        verdict = f"{'may fit' if close else 'fits'}, {units.binary(-over)} to spare"
+    largest = max(peak.parts, key=peak.parts.get)
     lines = _explained(explain, step)
     if zero != "0" and devices == "1":
         lines.append("ZeRO divides among devices: one has nothing to divide")
@@ -86,7 +90,8 @@ def calculator_view(
     )
     sentence = (
         f"{units.binary(peak.total_bytes)} at the peak, in {peak.name}, and {held.name} has "
-        f"{units.binary(held.capacity_bytes)}: {verdict}. All that lasts, added up: "
+        f"{units.binary(held.capacity_bytes)}: {verdict}. The largest part "
+        f"then: {largest}, {units.binary(peak.parts[largest])}. All that lasts, added up: "
         f"{units.binary(step.sum_bytes)}. {' '.join(f'{line}.' for line in lines)}"
     )
     return style.Picture(drawing, "a step's memory", sentence)

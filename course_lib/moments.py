@@ -12,15 +12,14 @@ from dataclasses import dataclass
 import torch
 
 from course_lib.facts import ModelConfig
-from course_lib.memory import BYTES, CONVENTIONS, Convention, Ledger, ledger
+from course_lib.memory import BYTES, CONVENTIONS, DTYPES, Convention, Ledger, ledger
 from course_lib.shapes import Activations, Kept, activations, layer_params, matrices, num_params
 
 PHASES = ("forward", "loss", "backward", "step")
 STEPS = ("one tensor at a time", "foreach", "fused")  # how the optimizer goes over the weights
-NORM = (
-    5  # its backward's float32 tensors: its output's gradient, and four on the way to its input's
-)
-WEIGHTS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+# What a norm's backward holds in float32: its output's gradient, and four to its input's.
+NORM = 5
+WEIGHTS = {name: dtype for dtype, name in DTYPES.items()}
 
 
 @dataclass(frozen=True)

@@ -180,7 +180,14 @@ def test_autocast_leaves_weights_gradients_and_state_as_they_are():
     )
 
 
-def test_a_view_of_a_larger_storage_counts_whole_and_a_buffer_by_its_own_size():
+def test_a_view_keeps_the_whole_storage_and_counts_it():
+    model = nn.Linear(4, 2, bias=False)
+    model.weight = nn.Parameter(torch.zeros(100, 4)[:2])
+    rows = ledger_of(model, torch.optim.SGD(model.parameters())).rows
+    assert [(row.name, row.num_bytes) for row in rows] == [("weights", 1600)]
+
+
+def test_a_buffer_counts_by_its_own_size():
     model = nn.BatchNorm1d(4)  # two buffers of 4 floats, one counter of int64
     rows = ledger_of(model, torch.optim.SGD(model.parameters())).rows
     assert [(r.name, r.dtype, r.num_bytes) for r in rows] == [

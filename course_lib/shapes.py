@@ -78,6 +78,12 @@ class Activations:
     def total_bytes(self) -> int:
         return self.num_layers * self.layer_bytes + sum(kept.num_bytes for kept in self.rest)
 
+    @property
+    def copied_bytes(self) -> int:
+        """Of these, autocast's copies of the weights."""
+        entries = (*self.layer * self.num_layers, *self.rest)
+        return sum(kept.num_bytes for kept in entries if kept.where == "autocast")
+
     def __repr__(self) -> str:
         rows = [f"{kept.where:<15}{kept.what:<25}{kept.num_bytes:>16,} B" for kept in self.layer]
         times = [f"{'':<15}{f'times {self.num_layers} layers':<25}"]

@@ -89,6 +89,14 @@ def test_another_line_in_the_model_is_noticed(monkeypatch, name, changed):
     assert activations(SMALL, batch=2, seq=8).total_bytes != kept(SMALL, 2, 8)
 
 
+def test_what_autocast_copies_are_the_matrices_in_16_bits():
+    model = models.Transformer(SMALL)
+    used = [m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear)]
+    how = dict(batch=2, seq=8)
+    assert activations(SMALL, autocast=torch.bfloat16, **how).copied_bytes == 2 * sum(used)
+    assert activations(SMALL, **how).copied_bytes == 0
+
+
 def test_the_entries_add_up_and_print():
     formula = activations(SMALL, batch=2, seq=8)
     rest = sum(entry.num_bytes for entry in formula.rest)

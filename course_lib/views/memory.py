@@ -149,10 +149,10 @@ def _explained(part: str, step: Moments) -> list[str]:
         kept = step.activations
         rest = kept.total_bytes - kept.num_layers * kept.layer_bytes
         each, beside = units.binary(kept.layer_bytes), units.binary(rest)
-        entries = (*kept.layer * kept.num_layers, *kept.rest)
-        copies = sum(entry.num_bytes for entry in entries if entry.where == "autocast")
         said = [f"activations: {kept.num_layers} layers × {each} + {beside} for head and loss"]
-        return said + [f"of these, copies of weights: {units.binary(copies)}"] * (copies > 0)
+        if kept.copied_bytes:
+            said.append(f"of these, copies of weights: {units.binary(kept.copied_bytes)}")
+        return said
     if part == "temporaries":
         return [f"{m.phase}: {units.binary(m.parts[part])}, {m.passing}" for m in step.phases]
     if part == "gathered":

@@ -4,7 +4,7 @@ The modules, lowest first. A module imports only modules listed above it or to i
 `lessons` and `views` don't import each other, and besides them only notebooks and tests
 import them. `tests/test_layers.py` reads this list.
 
-    units facts doctor              what is known: bytes, FLOPs, seconds; typed records; versions
+    checks units facts doctor       refusals; bytes, FLOPs, seconds; typed records; versions
     models datasets landscapes      what is trained
     autograd graph replay           a small engine; what was recorded; its passes, step by step
     optimizers schedules precision  rules and state; rates by update number; formats, loss scaling

@@ -7,9 +7,12 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
+
+from course_lib import units
 
 NOT_ATTEMPTED, WRONG, PASSED = "Not attempted yet", "Not yet", "Passed"
 
@@ -47,20 +50,62 @@ class Prediction:
     too_high: str
     beliefs: tuple[Belief, ...] = ()
 
-    def compare(self, guess: float | None, measured: float) -> str:
-        """The guess, the measurement, and what the guess left out."""
-        if guess is None or guess is ...:
-            return f"No guess given. Measured: {self._with_unit(measured)}."
-        if isinstance(guess, bool) or not isinstance(guess, (int, float)):
-            return f"A guess is just a number, such as {self.high / 2:g}; this is {guess!r}."
-        if not self.low <= guess <= self.high:
-            return f"A guess lies between {self.low:g} and {self.high:g}; this is {guess:g}."
+    def read(self, text: str) -> float | None:
+        """The guess that was typed, with or without its unit; None where nothing was.
+
+        ValueError, with a sentence for the reader, for what is no number, has another unit or
+        lies outside `low` to `high`.
+
+        >>> share = Prediction("How many?", "of 100", 12, 1, 0, 99, "More.", "Fewer.")
+        >>> share.read("25 %"), share.read("2,5"), share.read(" ")
+        (25.0, 2.5, None)
+        """
+        if not text.strip():
+            return None
+        try:
+            number, unit = units.typed(text)
+        except ValueError:
+            raise ValueError(self._no_number(text)) from None
+        return self._within(number * self._factor(unit))
+
+    def compare(self, guess: float | str | None, measured: float) -> str:
+        """The guess, a number or as it was typed, the measurement, and what the guess left out."""
+        try:
+            guess = self.read(guess) if isinstance(guess, str) else guess
+            if guess is None or guess is ...:
+                return f"No guess given. Measured: {self._with_unit(measured)}."
+            if isinstance(guess, bool) or not isinstance(guess, Real):
+                return self._no_number(guess)
+            self._within(guess)
+        except ValueError as error:
+            return str(error)
         said = f"You said {self._with_unit(guess)}; measured: {measured:g}."
         if abs(guess - measured) <= self.tolerance:
             return f"{said} Right, within {self.tolerance:g}."
         if abs(measured - self.expected) > self.tolerance:
             return f"{said} (The experiment was changed.)"
         return f"{said} {self._feedback(guess, measured)}"
+
+    def _no_number(self, guess: Any) -> str:
+        return f"A guess is just a number, such as {self.high / 2:g}; this is {guess!r}."
+
+    def _within(self, guess: float) -> float:
+        if not self.low <= guess <= self.high:
+            between = f"A guess lies between {self.low:g} and {self.high:g}"
+            raise ValueError(f"{between}; this is {guess:g}.")
+        return guess
+
+    def _factor(self, typed: str) -> float:
+        """1 for a unit that is a part of this one, and per cent of what has the unit 1."""
+        hundred = "100" in self.unit
+        if typed == "%" and (hundred or self.unit.startswith(("of ", "times "))):
+            return 1 if hundred else 0.01
+        said = [{"x": "times", "×": "times"}.get(word, word) for word in typed.casefold().split()]
+        known = self.unit.casefold().split()
+        if all(any(word.startswith(part) for word in known) for part in said):
+            return 1
+        asked = self._with_unit(self.high / 2)
+        raise ValueError(f"This guess is a number such as {asked}; {typed!r} is another unit.")
 
     def _with_unit(self, value: float) -> str:
         return f"{value:g} {self.unit}".rstrip()

@@ -1,10 +1,20 @@
-"""Bytes, FLOPs and seconds as text. GB is 1e9 bytes, GiB is 2**30, and the text says which."""
+"""Bytes, FLOPs and seconds as text, and a number that was typed with its unit.
+
+GB is 1e9 bytes, GiB is 2**30, and the text says which.
+"""
 
 import math
 import numbers
+import re
 
 KiB, MiB, GiB, TiB = 2**10, 2**20, 2**30, 2**40
 GB = 10**9
+TYPED = re.compile(
+    r"(?P<sign>[-+−]?)"
+    r"(?:(?P<grouped>[1-9]\d{0,2}(?:[,\s]\d{3})+(?:\.\d+)?)|(?P<plain>\d+(?:[.,]\d*)?|[.,]\d+))"
+    r"(?P<power>e[-+−]?\d+)?(?![\d.,])\s*(?P<unit>.*)",
+    re.IGNORECASE | re.DOTALL,
+)
 
 
 def _number(value: float, what: str) -> float:
@@ -71,3 +81,19 @@ def seconds(duration: float, digits: int = 2) -> str:
         if round(abs(value) * factor, digits) >= 1 or value == 0:
             return f"{value * factor:.{digits}f} {name}"
     return f"{value * 1e9:.{digits}f} ns"
+
+
+def typed(text: str) -> tuple[float, str]:
+    """The number that a reader typed, and the unit after it, as it stands; else ValueError.
+
+    A comma before three digits groups thousands, as a space does; any other is a decimal point.
+
+    >>> typed("2,048 MB"), typed("3,5"), typed("25 %")
+    ((2048.0, 'MB'), (3.5, ''), (25.0, '%'))
+    """
+    found = TYPED.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"a number is needed, got {text!r}")
+    sign, grouped, plain, power, unit = found.groups(default="")
+    digits = re.sub(r"[,\s]", "", grouped) or plain.replace(",", ".")
+    return float((sign + digits + power).replace("−", "-")), unit

@@ -1,9 +1,20 @@
+import importlib
+import pkgutil
+
 import numpy as np
 import pytest
 import torch
 
+from course_lib import lessons
 from course_lib.check import Belief, Challenge, Exercise, Mistake, Prediction
 from course_lib.lessons import start
+
+PREDICTIONS = [
+    value
+    for module in pkgutil.iter_modules(lessons.__path__)
+    for value in vars(importlib.import_module(f"course_lib.lessons.{module.name}")).values()
+    if isinstance(value, Prediction)
+]
 
 EGGS = Prediction(
     "How many?", "eggs", 12, 1, 0, 99, "There are more.", "There are fewer.",
@@ -26,11 +37,66 @@ EGGS = Prediction(
         (-1, "A guess lies between 0 and 99; this is -1."),
         (float("nan"), "A guess lies between 0 and 99; this is nan."),
         ("six", "A guess is just a number, such as 49.5; this is 'six'."),
+        ([6], "A guess is just a number, such as 49.5; this is [6]."),
+        ("12 eggs", "You said 12 eggs; measured: 12. Right, within 1."),
+        ("", "No guess given. Measured: 12 eggs."),
+        (np.int64(5), "You said 5 eggs; measured: 12. That is half."),
+        (np.float32(40), "You said 40 eggs; measured: 12. There are fewer."),
         (True, "A guess is just a number, such as 49.5; this is True."),
     ],
 )
 def test_a_guess_is_compared_and_its_belief_named(guess, text):
     assert EGGS.compare(guess, 12) == text
+
+
+def asked(unit, high=1e10):
+    return Prediction("How much?", unit, 1, 0.1, 0, high, "More.", "Less.")
+
+
+@pytest.mark.parametrize(
+    ("unit", "text", "guess"),
+    [
+        ("of 100 bytes", "25 %", 25),
+        ("of 100 bytes", "25%", 25),
+        ("of 100 bytes", "25 of 100", 25),
+        ("of 100 bytes", "25 bytes", 25),
+        ("of the peak", "85 %", 0.85),
+        ("times forward's", "2 times", 2),
+        ("times forward's", "2x", 2),
+        ("times forward's", "200 %", 2),
+        ("steps", "1 step", 1),
+        ("GB", "2,048 gb", 2048),
+        ("", "3,5", 3.5),
+        ("", "1e9", 1e9),
+        ("", "  ", None),
+    ],
+)
+def test_a_guess_is_read_as_it_is_typed(unit, text, guess):
+    assert asked(unit).read(text) == guess
+
+
+@pytest.mark.parametrize(
+    ("unit", "text", "said"),
+    [
+        ("GB", "a lot", "A guess is just a number, such as 50; this is 'a lot'."),
+        ("GB", "nan", "A guess is just a number, such as 50; this is 'nan'."),
+        ("GB", "1e9", r"A guess lies between 0 and 100; this is 1e\+09."),
+        ("GB", "-1", "A guess lies between 0 and 100; this is -1."),
+        ("GB", "3 GiB", "This guess is a number such as 50 GB; 'GiB' is another unit."),
+        ("GB", "25 %", "This guess is a number such as 50 GB; '%' is another unit."),
+        ("", "25 eggs", "This guess is a number such as 50; 'eggs' is another unit."),
+        ("of the peak", "10100 %", "A guess lies between 0 and 100; this is 101."),
+    ],
+)
+def test_a_guess_that_cannot_be_used_is_refused_with_what_to_type(unit, text, said):
+    with pytest.raises(ValueError, match=f"^{said}$"):
+        asked(unit, high=100).read(text)
+
+
+@pytest.mark.parametrize("prediction", PREDICTIONS, ids=lambda p: p.question[:30])
+def test_every_prediction_takes_its_own_answer_with_its_unit(prediction):
+    answer = prediction.expected
+    assert prediction.read(f"{answer:g}") == prediction.read(f"{answer} {prediction.unit}")
 
 
 def test_feedback_is_for_the_experiment_it_was_written_for():

@@ -195,6 +195,8 @@ def test_a_right_answer_passes(attempt):
         (lambda n: 8000, "Not yet: For (7) it gives 8000; expected 56."),
         (lambda n: 8000 if n == 1000 else None, "Not yet: For (7) it gives None; expected 56."),
         (lambda n: "8000", "Not yet: For (1000) it gives '8000'; expected 8000."),
+        (lambda n: {"bytes": n}, "Not yet: For (1000) it gives {'bytes': 1000}; expected 8000."),
+        (lambda n: [[n], []], "Not yet: For (1000) it gives [[1000], []]; expected 8000."),
         (lambda n: [8 * n], "Not yet: For (1000) it gives [8000]; expected 8000."),
         (lambda: 8000, "Not yet: It raised TypeError"),
         (lambda n: 1 / 0, "Not yet: It raised ZeroDivisionError: division by zero"),

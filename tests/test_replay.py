@@ -58,6 +58,12 @@ def test_a_local_derivative_is_torchs_jacobian():
         assert np.allclose(handed.local, jacobian.reshape(4, 6), rtol=0, atol=1e-12)
 
 
+def test_a_local_derivative_of_a_number_by_a_number_is_written_out():
+    run = replay(*reused())
+    handed = [h for step in run.steps for h in step.handed]
+    assert handed and all(h.local.shape == (1, 1) for h in handed)
+
+
 def test_each_result_is_computed_once_and_then_handed_on_once():
     output, names = seeds_figure()
     run = replay(output, names)

@@ -13,8 +13,8 @@ DATA = Path(__file__).resolve().parent.parent / "data"
 class Accelerator:
     """One accelerator, with dense rates and the link's speed in one direction.
 
-    `memory_bytes` is what is sold; `reported_bytes` is the capacity that torch reports where
-    such a report is known, else None. `verified` says how the row was checked: primary,
+    `memory_bytes` is what is sold; `reported_bytes` is the smallest capacity that torch reports
+    of it, in public messages, else None. `verified` says how the row was checked: primary,
     secondary or from memory.
     """
 

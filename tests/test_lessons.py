@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -515,12 +516,18 @@ def test_updates_are_counted_as_a_loop_makes_them(case):
         (None, NOT_ATTEMPTED, ""),
         (0.1, WRONG, "A schedule is a function"),
         (lambda k: 2.0, WRONG, "between 0 and 1"),
-        (lambda k: "0.1", WRONG, "between 0 and 1"),
+        (lambda k: "0.1", WRONG, "between 0 and 1; that of update 0 is '0.1'"),
+        (lambda k: 0.1 if k < 200 else math.nan, WRONG, "that of update 200 is nan"),
+        (lambda k: 0, WRONG, "it has to travel."),
         (constant(0.02), WRONG, "a constant rate has to choose"),
-        (constant(0.001), WRONG, "it has to travel farther"),
-        (lambda k: k / 3000, WRONG, "must be lower"),
-        (cosine(0.5, total_steps=300), WRONG, "must be lower"),
-        (cosine(0.005, total_steps=300), WRONG, "travel farther"),
+        (constant(0.001), WRONG, "twice the rates throughout"),
+        (lambda k: k / 3000, WRONG, "half the rates from update"),
+        (cosine(0.5, total_steps=300), WRONG, "half the rates before"),
+        (cosine(0.005, total_steps=300), WRONG, "twice the rates throughout"),
+        (cosine(0.02, total_steps=300), WRONG, "twice the rates before"),
+        (lambda k: 0.3 if k < 50 else 0.003, WRONG, "twice the rates from update 50 on"),
+        (lambda k: 0.3 if k < 290 else 0.003, WRONG, "half the rates before update 290"),
+        (lambda k: np.float32(0.03 * (1 - k / 300)), PASSED, ""),
         (cosine(0.03, total_steps=300), PASSED, ""),
         (linear(0.03, total_steps=300), PASSED, ""),
         (lambda k: 1 / (k + 2), PASSED, ""),
@@ -529,6 +536,30 @@ def test_updates_are_counted_as_a_loop_makes_them(case):
 def test_the_quiet_end_says_what_is_missing(rate, status, message):
     result = rates.quiet_end.check(rate)
     assert result.status == status and message in result.message
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        lambda k: 0.3 if k < 50 else 0.003,
+        lambda k: 0.3 if k < 150 else 0.003,
+        lambda k: 0.1 * 0.1 ** (k // 100),
+        lambda k: k / 3000,
+        cosine(0.01, total_steps=300),
+        cosine(0.5, total_steps=300),
+        linear(0.1, total_steps=300),
+        constant(0.3),
+    ],
+)
+def test_who_follows_what_the_quiet_end_says_gets_there(plan):
+    made = [plan(k) for k in range(rates.STEPS)]
+    assert rates.quiet_end.check(plan).status == WRONG
+    for _ in range(8):
+        before, made = made, rates.changed(made, *rates.best_change(made))
+        assert sum(rates._shares(made)) < sum(rates._shares(before))
+        if rates.quiet_end.check(made.__getitem__).status == PASSED:
+            return
+    pytest.fail("eight of the changes that were said to help most don't reach it")
 
 
 def test_no_constant_rate_is_quiet_enough():

@@ -232,12 +232,8 @@ class LossScaler:
                 "a scale above 0, a growth factor above 1 and a backoff factor between 0 and 1 "
                 f"are needed, got {init_scale}, {growth_factor}, {backoff_factor}"
             )
-        if isinstance(growth_interval, bool) or not isinstance(growth_interval, int):
-            raise TypeError(f"growth_interval must be a number of steps, got {growth_interval!r}")
-        if growth_interval < 1:
-            raise ValueError(f"growth_interval must be at least 1, got {growth_interval}")
         self.growth_factor, self.backoff_factor = growth_factor, backoff_factor
-        self.growth_interval = growth_interval
+        self.growth_interval = whole("growth_interval", growth_interval)
         self.skipped = 0
         self._in_a_row = 0  # steps without overflow since the scale last changed
         self._overflowed: dict[int, bool] = {}  # by optimizer, once it is unscaled
@@ -260,7 +256,12 @@ class LossScaler:
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
         gradients = [gradient for gradient in gradients if gradient is not None]
         if not gradients:
-            raise RuntimeError("there are no gradients to unscale: backward() comes first")
+            raise RuntimeError(
+                "there are no gradients to unscale: none of this optimizer's parameters has one. "
+                "backward() didn't run yet; or its loss reaches another optimizer's parameters "
+                "only: then leave this one out of this update; or zero_grad() cleared them; or "
+                "MasterWeights.take_gradients() wasn't called"
+            )
         if any(gradient.layout is not torch.strided for gradient in gradients):
             raise ValueError("sparse gradients aren't supported")
         if any(gradient.dtype == torch.float16 for gradient in gradients):

@@ -240,7 +240,7 @@ def test_numpys_numbers_are_numbers():
         (lambda: LossScaler(growth_factor=1.0), ValueError, "growth factor above 1"),
         (lambda: LossScaler(backoff_factor=1.0), ValueError, "backoff factor"),
         (lambda: LossScaler(growth_interval=0), ValueError, "at least 1"),
-        (lambda: LossScaler(growth_interval=1.5), TypeError, "a number of steps"),
+        (lambda: LossScaler(growth_interval=1.5), TypeError, "a whole number"),
         (lambda: MasterWeights([]), TypeError, "a model's parameters"),
         (lambda: MasterWeights([torch.ones(1)]), TypeError, "a model's parameters"),
     ],

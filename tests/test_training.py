@@ -71,6 +71,12 @@ def test_weights_make_unequal_micro_batches_the_one_batch(sizes):
     assert not torch.allclose(one_weights, other_weights, rtol=0, atol=1e-6)
 
 
+def test_a_micro_batch_of_weight_0_is_left_out():
+    one, one_weights = after_one_step([(X[:20], Y[:20])])
+    padded, weights = after_one_step(parts(20, 40), weights=[3, 0])
+    assert one.loss == padded.loss and torch.equal(one_weights, weights)
+
+
 def test_clipping_bounds_the_norm_and_reports_the_one_before():
     model = mlp()
     loss_fn(model, (X, Y)).backward()

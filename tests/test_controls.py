@@ -1,8 +1,11 @@
 """Every control of every widget, fired in the kernel: what it shows is what it was asked for."""
 
 import re
+import subprocess
+import sys
 
 import ipywidgets as widgets
+import nbformat
 import pytest
 
 from course_lib.check import Option, Prediction, Question
@@ -225,3 +228,17 @@ def test_a_question_has_one_right_option_among_different_ones(options):
 
 def one_line(capsys):
     return " ".join(capsys.readouterr().out.split())
+
+
+def test_nbconvert_keeps_a_picture_with_controls_where_no_widget_state_is_stored(tmp_path):
+    """The README's command; with the widgets' state stored, the page shows neither."""
+    pictures = "from course_lib.views import optimizers\nrace = optimizers.race()"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(pictures)])
+    nbformat.write(notebook, tmp_path / "race.ipynb")
+    command = [sys.executable, "-m", "nbconvert", "--to", "html", "--execute"]
+    command += ["--ExecutePreprocessor.store_widget_state=False", "race.ipynb"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    page = (tmp_path / "race.html").read_text("utf-8")
+    assert "widget-view+json" not in page
+    assert re.search(r'<img alt="ill-conditioned bowl.{40,300}src="data:image/svg', page, re.DOTALL)
+    assert "run this cell to choose landscape" in page

@@ -198,7 +198,7 @@ def _display(box: widgets.VBox, start: Picture, offered: str) -> None:
     offer = f"<small>With a kernel, run this cell to choose {escape(offered)}.</small>"
     bundle = {
         WIDGET: {"version_major": 2, "version_minor": 0, "model_id": box.model_id},
-        "text/html": f"{start.html}{html(start.sentence, status=False)}{offer}",
+        "text/html": f"{start.html}<p>{escape(start.sentence)}</p>{offer}",
         "text/plain": f"[picture with controls: {start.name}]\n{wrap(start.sentence)}",
     }
     display(bundle, raw=True)

@@ -2,7 +2,7 @@
 // Plain JavaScript in the form that JupyterLab loads as a prebuilt extension: nothing is built.
 (() => {
   const STYLE = `
-    .jp-MarkdownCell .jp-RenderedMarkdown > :is(p, ul, ol, blockquote, details) { max-width: 46em; }
+    .jp-MarkdownCell .jp-RenderedMarkdown > :is(p, ul, ol, blockquote, details) { max-width: 50em; }
     .course-controls.jupyter-widgets-disconnected::after {
       content: "No kernel listens to these controls: run this cell again.";
       font-weight: bold;

@@ -45,7 +45,7 @@ def tags(cell) -> list[str]:
     return cell.metadata.get("tags", [])
 
 
-IMAGE = re.compile(r"<img [^>]*>")
+NO_RESULT = re.compile(r"<img [^>]*>|<small>.*?</small>")  # a source; what controls offer
 
 
 def holds_picture(output) -> bool:
@@ -64,7 +64,7 @@ def output_text(cell) -> str:
             parts.append(output.text)
         for kind, value in output.get("data", {}).items():
             if kind.startswith("text/"):
-                parts.append(IMAGE.sub("", value))
+                parts.append(NO_RESULT.sub("", value))
     return "\n".join(parts)
 
 
@@ -145,11 +145,12 @@ def is_well_formed(notebook, path) -> Iterator[Complaint]:
 
 
 def pictures_have_sentences(notebook, path) -> Iterator[Complaint]:
-    """Each picture is followed by a printed sentence in the same cell."""
+    """Each picture has its sentence in its own output, or printed after it in the same cell."""
     for cell in code_cells(notebook):
         for output, following in zip(cell.outputs, [*cell.outputs[1:], None], strict=False):
             said = following is not None and following.output_type == "stream" and following.text
-            if holds_picture(output) and not (said and said.strip()):
+            own = "<p" in output.get("data", {}).get("text/html", "")
+            if holds_picture(output) and not own and not (said and said.strip()):
                 yield cell, "shows a picture without a printed sentence after it"
 
 

@@ -45,6 +45,23 @@ def test_the_known_functions_have_their_known_values():
     assert LANDSCAPES["Beale's plateau"].loss(1.0, 1.0) == 14.203125
 
 
+STARTS = {  # what chapter 03 tells and draws begins here
+    "ill-conditioned bowl": ((-4.0, 1.2), 26.0),
+    "Rosenbrock's valley": ((-1.2, 1.0), 24.2),  # its published start
+    "Beale's plateau": ((1.0, 1.5), 41.25),
+    "saddle": ((-1.5, 0.01), 2.25 - 1e-4 + 1e-8 / 4),
+    "noisy bowl": ((-4.0, 1.5), 13.625),
+}
+
+
+@pytest.mark.parametrize("name", LANDSCAPES)
+def test_a_run_begins_at_its_start_with_the_loss_that_is_computed_by_hand(name):
+    start, loss = STARTS[name]
+    land = LANDSCAPES[name]
+    assert tuple(descend(land, lambda p: torch.optim.SGD(p, lr=1.0), 0)[0]) == land.start == start
+    assert abs(land.loss(*start) - loss) < 1e-12
+
+
 def test_the_noise_has_its_size_and_no_direction():
     flat = Landscape(lambda x, y: 0 * x * y, (0, 0), (0, 0), (-1, 1), (-1, 1), noise=2.0)
     path = descend(flat, lambda p: torch.optim.SGD(p, lr=1.0), 2000)
@@ -74,8 +91,20 @@ def test_a_descent_is_the_optimizers_own():
     quiet = LANDSCAPES[race.BOWL]
     path = descend(quiet, lambda p: torch.optim.SGD(p, lr=0.01), 3)
     assert np.allclose(path[:, 1], 1.2 * (1 - 0.01 * KAPPA) ** np.arange(4))
-    with pytest.raises(TypeError, match="got str"):
-        descend("bowl", torch.optim.SGD, 1)
+    assert np.array_equal(path, descend(quiet, lambda p: torch.optim.SGD(p, lr=0.01), np.int64(3)))
+
+
+@pytest.mark.parametrize(
+    ("landscape", "steps", "error", "message"),
+    [
+        ("bowl", 1, TypeError, "a Landscape, got str"),
+        (LANDSCAPES["saddle"], -1, ValueError, "steps must be at least 0"),
+        (LANDSCAPES["saddle"], 1.5, TypeError, "steps must be a whole number"),
+    ],
+)
+def test_what_cannot_be_descended_is_refused(landscape, steps, error, message):
+    with pytest.raises(error, match=message):
+        descend(landscape, lambda p: torch.optim.SGD(p, lr=0.1), steps)
 
 
 @pytest.mark.parametrize(("landscape", "rate", "update"), ENDS)
@@ -177,4 +206,4 @@ def test_the_walk_opens_with_its_start(monkeypatch):
     assert "SGD lost" in box.sentence.value or "lost" in box.sentence.value
     box.values["landscape"].value = "saddle"
     assert "saddle, rates × 2" in box.sentence.value
-    assert shown[0]["text/plain"] == "[picture with controls: a race of optimizers]"
+    assert shown[0]["text/plain"].startswith("[picture with controls: a race of optimizers]")

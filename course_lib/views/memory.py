@@ -160,15 +160,9 @@ def _explained(part: str, step: Moments) -> list[str]:
             for m in step.phases
             if m.parts.get(part)
         ] or ["gathered: nothing; ZeRO stage 3 gathers the weights at hand"]
-    rows = [row for row in step.ledger.rows if _part_of(row.name) == part]
+    rows = [row for row in step.ledger.rows if row.role.part == part]
     params = f"{step.ledger.num_params:,}"
     return [
         f"{row.name}: {row.bytes_per_param:.7g} B × {params} = {units.binary(row.num_bytes)}"
         for row in rows
     ] or [f"{part}: none"]
-
-
-def _part_of(row: str) -> str:
-    if row in ("weights", "gradients"):
-        return row
-    return "gradients" if row == "fp32 gradient copies" else "optimizer state"

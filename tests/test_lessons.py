@@ -474,6 +474,36 @@ def test_the_valley_says_what_is_missing(build, status, message):
     assert result.status == status and message in result.message
 
 
+def shrinks_by(rate, mu):
+    """What an update leaves of the distance in the long run: w' = (1 + mu - rate) w - mu before."""
+    return max(abs(np.roots([1, -(1 + mu - rate), mu])))
+
+
+def test_some_momentum_calms_both_ends_and_0_9_is_too_much_at_each_rate_of_chapter_03():
+    assert shrinks_by(1.9, 0.4) < 0.75 < 0.89 < shrinks_by(1.9, 0)
+    assert shrinks_by(0.1, 0.5) < 0.75 < 0.89 < shrinks_by(0.1, 0)
+    for rate in (0.1, 1.5, 1.9):
+        assert shrinks_by(rate, 0.9) == pytest.approx(0.9**0.5)
+        assert shrinks_by(rate, 0.9) > shrinks_by(rate, 0)
+
+
+def settled(c, rate, mu):
+    """The mean of c w²/2 in the long run, under noise of size 1, from the two positions' law."""
+    step = np.array([[1 + mu - rate * c, -mu], [1, 0]])
+    kick = np.array([[rate**2, 0], [0, 0]])
+    covariance = np.linalg.solve(np.eye(4) - np.kron(step, step), kick.ravel())
+    return c / 2 * covariance[0]
+
+
+def test_under_noise_momentum_settles_where_plain_sgd_does_at_a_longer_rate():
+    """As chapter 03 measures it on the race's noisy bowl, whose curvatures are 1 and 5."""
+    long_run = [
+        sum(settled(c, rate, mu) for c in (1.0, 5.0))
+        for rate, mu in ((0.05, 0.0), (0.01, 0.8), (0.005, 0.9), (0.05, 0.8))
+    ]
+    assert long_run == pytest.approx([0.027, 0.025, 0.025, 0.13], rel=0.03)
+
+
 # --- chapter 04 ---
 
 

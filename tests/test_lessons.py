@@ -703,11 +703,12 @@ def test_what_chapter_05_predicts_is_what_torch_does():
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         weight = torch.ones((), dtype=dtype)
         for _ in range(100):
-            weight -= 0.001
+            weight -= 0.002
         ends[dtype] = weight.item()
-    assert ends[torch.bfloat16] == precision.lost_updates.expected
+    assert ends[torch.bfloat16] == pytest.approx(precision.lost_updates.expected, abs=1e-3)
     beliefs = [belief.value for belief in precision.lost_updates.beliefs]
-    assert beliefs == pytest.approx([ends[torch.float32], ends[torch.float16]], abs=1e-3)
+    assert beliefs == pytest.approx([ends[torch.float32], ends[torch.float16], 1], abs=1e-3)
+    assert torch.tensor(1 - 0.001).bfloat16() == 1  # the last belief is another update's
 
     weight = nn.Parameter(torch.zeros((), dtype=torch.float16))
     pair, scaler = MasterWeights([weight]), LossScaler()
@@ -823,6 +824,16 @@ def test_the_largest_scale_is_the_last_that_torch_keeps_finite(case):
     assert math.log2(scale).is_integer()
     scaled = torch.tensor([case[0] * scale, 2 * case[0] * scale], dtype=torch.float64).half()
     assert scaled.isfinite().tolist() == [True, False]
+
+
+@pytest.mark.parametrize("limit", [65504, 65519.99])
+def test_the_obvious_scale_hears_why_it_is_not_the_largest(limit):
+    def obvious(largest):
+        return 2.0 ** math.floor(math.log2(limit / largest))  # largest * 2**k <= limit
+
+    result = precision.largest_scale.check(obvious)
+    known = "rounded down to it" in result.message
+    assert (result.status, known) == ((PASSED, False) if limit > 65504 else (WRONG, True))
 
 
 # --- chapter 06 ---

@@ -6,8 +6,12 @@ BIN    := $(VENV)/Scripts
 else
 BIN    := $(VENV)/bin
 endif
+# Readers' copies: without the answers under the questions. Any Python will do.
+COPY   = $(firstword $(wildcard $(BIN)/python $(BIN)/python.exe) $(PYTHON)) -m book.copy chapters my_chapters
 # Another laptop: the plainest kernels, one thread. Outputs must not change.
 ELSEWHERE := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE OMP_NUM_THREADS=1
+# Two files at a time: a notebook's cells share a kernel, a file's browser tests a server.
+PARALLEL := -n 2 --dist loadfile
 
 .PHONY: help lab test chapters reset clean
 
@@ -23,17 +27,13 @@ lab: $(VENV)/lab my_chapters
 
 .PHONY: my_chapters
 my_chapters:
-	@mkdir -p my_chapters
-	@for chapter in chapters/*.ipynb; do \
-		copy=my_chapters/$$(basename "$$chapter"); \
-		[ -e "$$copy" ] || cp "$$chapter" "$$copy"; \
-	done
+	@$(COPY)
 
 test: $(VENV)/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest
-	$(ELSEWHERE) $(BIN)/python -m pytest chapters
+	$(BIN)/python -m pytest $(PARALLEL)
+	$(ELSEWHERE) $(BIN)/python -m pytest $(PARALLEL) chapters
 
 chapters: $(VENV)/test
 	$(BIN)/python tests/write_chapters.py $(CH)
@@ -41,8 +41,7 @@ chapters: $(VENV)/test
 reset:
 	@[ -n "$(CH)" ] && ls chapters/$(CH)_*.ipynb >/dev/null 2>&1 || \
 		{ echo "Say which chapter: make reset CH=00"; exit 1; }
-	@mkdir -p my_chapters
-	cp chapters/$(CH)_*.ipynb my_chapters/
+	@$(COPY) --reset $(CH)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

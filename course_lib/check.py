@@ -4,12 +4,16 @@ Pure logic: no display, no torch. A wrong answer that was foreseen gets its own 
 """
 
 import copy
+import dis
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
+
+from course_lib import units
 
 NOT_ATTEMPTED, WRONG, PASSED = "Not attempted yet", "Not yet", "Passed"
 
@@ -47,20 +51,62 @@ class Prediction:
     too_high: str
     beliefs: tuple[Belief, ...] = ()
 
-    def compare(self, guess: float | None, measured: float) -> str:
-        """The guess, the measurement, and what the guess left out."""
-        if guess is None or guess is ...:
-            return f"No guess given. Measured: {self._with_unit(measured)}."
-        if isinstance(guess, bool) or not isinstance(guess, (int, float)):
-            return f"A guess is just a number, such as {self.high / 2:g}; this is {guess!r}."
-        if not self.low <= guess <= self.high:
-            return f"A guess lies between {self.low:g} and {self.high:g}; this is {guess:g}."
+    def read(self, text: str) -> float | None:
+        """The guess that was typed, with or without its unit; None where nothing was.
+
+        ValueError, with a sentence for the reader, for what is no number, has another unit or
+        lies outside `low` to `high`.
+
+        >>> share = Prediction("How many?", "of 100", 12, 1, 0, 99, "More.", "Fewer.")
+        >>> share.read("25 %"), share.read("2,5"), share.read(" ")
+        (25.0, 2.5, None)
+        """
+        if not text.strip():
+            return None
+        try:
+            number, unit = units.typed(text)
+        except ValueError:
+            raise ValueError(self._no_number(text)) from None
+        return self._within(number * self._factor(unit))
+
+    def compare(self, guess: float | str | None, measured: float) -> str:
+        """The guess, a number or as it was typed, the measurement, and what the guess left out."""
+        try:
+            guess = self.read(guess) if isinstance(guess, str) else guess
+            if guess is None or guess is ...:
+                return f"No guess given. Measured: {self._with_unit(measured)}."
+            if isinstance(guess, bool) or not isinstance(guess, Real):
+                return self._no_number(guess)
+            self._within(guess)
+        except ValueError as error:
+            return str(error)
         said = f"You said {self._with_unit(guess)}; measured: {measured:g}."
         if abs(guess - measured) <= self.tolerance:
             return f"{said} Right, within {self.tolerance:g}."
         if abs(measured - self.expected) > self.tolerance:
             return f"{said} (The experiment was changed.)"
         return f"{said} {self._feedback(guess, measured)}"
+
+    def _no_number(self, guess: Any) -> str:
+        return f"A guess is just a number, such as {self.high / 2:g}; this is {guess!r}."
+
+    def _within(self, guess: float) -> float:
+        if not self.low <= guess <= self.high:
+            between = f"A guess lies between {self.low:g} and {self.high:g}"
+            raise ValueError(f"{between}; this is {guess:g}.")
+        return guess
+
+    def _factor(self, typed: str) -> float:
+        """1 for a unit that is a part of this one, and per cent of what has the unit 1."""
+        hundred = "100" in self.unit
+        if typed == "%" and (hundred or self.unit.startswith(("of ", "times "))):
+            return 1 if hundred else 0.01
+        said = [{"x": "times", "×": "times"}.get(word, word) for word in typed.casefold().split()]
+        known = self.unit.casefold().split()
+        if all(any(word.startswith(part) for word in known) for part in said):
+            return 1
+        asked = self._with_unit(self.high / 2)
+        raise ValueError(f"This guess is a number such as {asked}; {typed!r} is another unit.")
 
     def _with_unit(self, value: float) -> str:
         return f"{value:g} {self.unit}".rstrip()
@@ -165,7 +211,7 @@ class Exercise:
 
     def check(self, attempt: Any) -> Result:
         """Not attempted, not yet with a reason, or passed. An error in the attempt is a reason."""
-        if attempt is None or attempt is ...:
+        if untouched(attempt):
             return Result(NOT_ATTEMPTED, "")
         takes_nothing = self.cases == ((),)
         if not callable(attempt):
@@ -177,8 +223,10 @@ class Exercise:
             given = [attempt(*copy.deepcopy(case)) for case in self.cases]
         except Exception as error:
             return _raised(error)
-        if all(value is None or value is ... for value in given):
+        if all(value is ... for value in given):
             return Result(NOT_ATTEMPTED, "")
+        if all(value is None for value in given):
+            return Result(WRONG, "It returned nothing. End it with `return` and the answer.")
         right = self._answers(self.answer)
         if self._equal(given, right):
             return Result(PASSED, "")
@@ -191,7 +239,7 @@ class Exercise:
             i for i, pair in enumerate(zip(given, right, strict=True)) if not self._same(*pair)
         )
         arguments = ", ".join(_short(argument) for argument in self.cases[case])
-        return Result(WRONG, f"For ({arguments}) it gives {_short(given[case])}.")
+        return Result(WRONG, f"For ({arguments}) it gives {_unlike(given[case], right[case])}.")
 
     def _answers(self, function: Callable[..., Any]) -> list:
         return [function(*copy.deepcopy(case)) for case in self.cases]
@@ -200,6 +248,7 @@ class Exercise:
         return all(self._same(g, e) for g, e in zip(given, expected, strict=True))
 
     def _same(self, given: Any, expected: Any) -> bool:
+        given = given.item() if isinstance(given, np.generic) else given
         if isinstance(expected, (bool, str)) or isinstance(given, str) or expected is None:
             return type(given) is type(expected) and given == expected
         try:
@@ -218,7 +267,7 @@ class Exercise:
 class Challenge:
     """An open task: `verify(attempt)` gives None when it is met, else what is missing.
 
-    A bare NotImplementedError says that the attempt is an untouched stub.
+    A stub isn't given to it. A bare NotImplementedError says that the attempt is one all the same.
 
     >>> even = Challenge(lambda n: "That is odd." if n % 2 else None)
     >>> even.check(3), even.check(4), even.check(None)
@@ -228,13 +277,28 @@ class Challenge:
     verify: Callable[[Any], str | None]
 
     def check(self, attempt: Any) -> Result:
-        if attempt is None or attempt is ...:
+        if untouched(attempt):
             return Result(NOT_ATTEMPTED, "")
         try:
             missing = self.verify(attempt)
         except Exception as error:
             return _raised(error)
         return Result(PASSED, "") if missing is None else Result(WRONG, missing)
+
+
+def untouched(attempt: Any) -> bool:
+    """Whether this is None, `...`, or a function without a body: `...`, `pass`, a docstring.
+
+    >>> untouched(lambda n: ...), untouched(print), untouched(lambda n: 8 * n)
+    (True, False, False)
+    """
+    if attempt is None or attempt is ...:
+        return True
+    if not hasattr(attempt, "__code__"):
+        return False
+    steps = [step for step in dis.get_instructions(attempt) if step.opname not in ("RESUME", "NOP")]
+    empty = all(step.opname in ("LOAD_CONST", "RETURN_CONST", "RETURN_VALUE") for step in steps)
+    return empty and all(step.argval is None or step.argval is ... for step in steps)
 
 
 def _raised(error: Exception) -> Result:
@@ -249,6 +313,12 @@ def _numbers(value: Any) -> np.ndarray:
     if hasattr(value, "detach"):
         value = value.detach().cpu().double()
     return np.asarray(value, dtype=float)
+
+
+def _unlike(given: Any, expected: Any) -> str:
+    if _short(given) == _short(expected):
+        return f"{_short(given)}; the difference from what was expected is too small to show"
+    return f"{_short(given)}; expected {_short(expected)}"
 
 
 def _short(value: Any) -> str:

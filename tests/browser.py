@@ -13,6 +13,8 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
+from book.copy import copy_chapters
+
 ROOT = Path(__file__).resolve().parent.parent
 TOKEN = "token-of-a-test-run"
 FLAGS = [
@@ -26,6 +28,7 @@ FLAGS = [
 ]
 NAMES = ("chromium", "chromium-browser", "google-chrome")  # Debian's name first
 EXECUTABLE = next(filter(None, map(shutil.which, NAMES)), None)
+ROLES = {"button", "combobox", "radio", "radiogroup", "slider", "spinbutton", "textbox"}
 PICTURES_SHOWN = """[...document.querySelectorAll('.jp-OutputArea img')]
     .filter(image => image.complete && image.naturalWidth > 0).length"""
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -34,9 +37,14 @@ LOCAL = ("http://127.0.0.1", "ws://127.0.0.1", "data:", "blob:")
 
 @contextmanager
 def jupyterlab(folder: Path):
-    """Serve copies of the chapters from `folder`; yields the base URL. Nothing of the user's."""
+    """Serve readers' copies of the chapters from `folder`; yields the base URL.
+
+    Settings and extension are the course's as they lie here, and nothing is the user's.
+    """
     chapters = folder / "my_chapters"
-    shutil.copytree(ROOT / "chapters", chapters)
+    copy_chapters(ROOT / "chapters", chapters)
+    extension = folder / "data" / "labextensions" / "training-measured"
+    shutil.copytree(ROOT / "jupyter" / "labextension", extension)
     settings = folder / "config" / "labconfig"
     settings.mkdir(parents=True)
     kept = ROOT / "jupyter" / "labconfig" / "default_setting_overrides.json"
@@ -155,6 +163,34 @@ class Chapter:
                 .filter(output => output.output_type === 'error' || output.name === 'stderr')
                 .map(output => output.ename || output.text)"""
         )
+
+    def cells(self) -> tuple[str, int]:
+        """The first letter of each cell's type, in order, and the number of the active cell."""
+        return tuple(
+            self.page.evaluate(
+                """() => {
+                    const notebook = window.jupyterapp.shell.currentWidget.content;
+                    const kinds = notebook.widgets.map(cell => cell.model.type[0]).join('');
+                    return [kinds, notebook.activeCellIndex];
+                }"""
+            )
+        )
+
+    def names(self) -> list[tuple[str, str]]:
+        """Role and name of every control, as Chromium tells them to a screen reader."""
+        session = self.page.context.new_cdp_session(self.page)
+        boxes = self.page.locator(".course-controls").count()
+        found = []
+        for box in range(boxes):
+            element = session.send(
+                "Runtime.evaluate",
+                {"expression": f"document.querySelectorAll('.course-controls')[{box}]"},
+            )["result"]
+            tree = session.send("Accessibility.queryAXTree", {"objectId": element["objectId"]})
+            nodes = [node for node in tree["nodes"] if not node["ignored"]]
+            found += [(node["role"]["value"], node["name"].get("value", "")) for node in nodes]
+        session.detach()
+        return [(role, name) for role, name in found if role in ROLES]
 
     def cell(self, source: str):
         """The code cell that contains this text."""

@@ -10,6 +10,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import nbformat
@@ -44,7 +45,7 @@ def tags(cell) -> list[str]:
     return cell.metadata.get("tags", [])
 
 
-IMAGE = re.compile(r"<img [^>]*>")
+NO_RESULT = re.compile(r"<img [^>]*>|<small>.*?</small>")  # a source; what controls offer
 
 
 def holds_picture(output) -> bool:
@@ -63,7 +64,7 @@ def output_text(cell) -> str:
             parts.append(output.text)
         for kind, value in output.get("data", {}).items():
             if kind.startswith("text/"):
-                parts.append(IMAGE.sub("", value))
+                parts.append(NO_RESULT.sub("", value))
     return "\n".join(parts)
 
 
@@ -144,11 +145,12 @@ def is_well_formed(notebook, path) -> Iterator[Complaint]:
 
 
 def pictures_have_sentences(notebook, path) -> Iterator[Complaint]:
-    """Each picture is followed by a printed sentence in the same cell."""
+    """Each picture has its sentence in its own output, or printed after it in the same cell."""
     for cell in code_cells(notebook):
         for output, following in zip(cell.outputs, [*cell.outputs[1:], None], strict=False):
             said = following is not None and following.output_type == "stream" and following.text
-            if holds_picture(output) and not (said and said.strip()):
+            own = "<p" in output.get("data", {}).get("text/html", "")
+            if holds_picture(output) and not own and not (said and said.strip()):
                 yield cell, "shows a picture without a printed sentence after it"
 
 
@@ -176,32 +178,110 @@ def numbers(text: str) -> set[float]:
     return found
 
 
+SMALL = 20  # whole numbers below it are everywhere: only their own section shows them
+SUMS_UP = ("Where DeepSpeed acts", "Summary", "Check yourself", "Solutions")
+
+
 def prose_numbers(notebook, path) -> Iterator[Complaint]:
     """Each number in the prose is in an output or an assertion of the notebook.
 
-    Code, mathematics, headings, years and the sources are left out. A deliberate exception is
-    named in its cell: <!-- not measured: 80, 7 -->
+    A small whole number is looked for in its own section only, from heading to heading; the
+    sections that sum up see the whole notebook. Code, mathematics, headings, years and the sources
+    are left out. A deliberate exception is named in its cell, <!-- not measured: 80, 7 -->, and
+    one that isn't needed is a complaint, since it would hide a later error.
     """
+    sections = list(_sections(notebook))
+    everywhere = set().union(*(_shown(section) for section in sections))
+    said, missing = {}, {}  # by the id of a text cell, which may end one section and begin another
+    for section in sections:
+        if section.heading == "Sources":
+            break
+        near = everywhere if section.heading in SUMS_UP else _shown(section)
+        for cell, text in section.texts:
+            new = _prose_numbers(text)
+            found = {n for n in new if n in (near if n < SMALL and n % 1 == 0 else everywhere)}
+            said.setdefault(cell["id"], set()).update(new)
+            missing.setdefault(cell["id"], set()).update(new - found)
+    for cell in notebook.cells:
+        excepted = _excepted(cell) if cell["id"] in said else set()
+        for number in sorted(missing.get(cell["id"], set()) - excepted):
+            where = "its section" if number in everywhere else "the notebook"
+            yield cell, f"says {number:g}, which no output or assertion of {where} contains"
+        for number in sorted(excepted - missing.get(cell["id"], set())):
+            why = "is shown: it hides errors" if number in said[cell["id"]] else "isn't there"
+            yield cell, f"excepts {number:g}, which {why}"
+
+
+@dataclass
+class _Section:
+    """From one heading of the second level to the next: its texts with their cells, its code."""
+
+    heading: str
+    texts: list = field(default_factory=list)
+    code: list = field(default_factory=list)
+
+
+def _sections(notebook) -> Iterator[_Section]:
+    section = _Section("")
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            section.code.append(cell)
+        if cell.cell_type != "markdown":
+            continue
+        before, *parts = re.split(r"^## ", cell.source, flags=re.MULTILINE)
+        section.texts.append((cell, before))
+        for part in parts:
+            yield section
+            heading, _, text = part.partition("\n")
+            section = _Section(heading.strip(), [(cell, text)])
+    yield section
+
+
+def _excepted(cell) -> set[float]:
+    listed = re.findall(r"<!-- not measured:(.*?)-->", cell.source)
+    return set().union(*map(numbers, listed))
+
+
+def _shown(section: _Section) -> set[float]:
+    """The numbers that a section's cells print or assert."""
     shown = set()
-    for cell in code_cells(notebook):
+    for cell in section.code:
         # What a question offers as options shows nothing: most of it is wrong.
         asks = re.search(r"\bviews\.(predict|quiz)\(", cell.source)
         if "nbval-ignore-output" not in tags(cell) and not asks:
             shown |= numbers(output_text(cell))
         shown |= _asserted(cell.source)
+    return shown
+
+
+def _prose_numbers(text: str) -> set[float]:
+    prose = _without_list_numbers(NOT_PROSE.sub(" ", text))
+    return numbers(prose) - {float(year) for year in YEAR.findall(prose)}
+
+
+MARKER = re.compile(r"(\s*)([-+*>]|\d{1,9}[.)])\s")
+
+
+def lists_are_meant(notebook, path) -> Iterator[Complaint]:
+    """No line of a paragraph begins with a list's or a quotation's marker: Markdown would make one.
+
+    In a list each item has the same kind of marker: another kind is a line that was wrapped there.
+    """
     for cell in notebook.cells:
         if cell.cell_type != "markdown":
             continue
-        excepted = set()
-        for listed in re.findall(r"<!-- not measured:(.*?)-->", cell.source):
-            excepted |= numbers(listed)
-        before_sources, *sources = re.split(r"^## Sources$", cell.source, flags=re.MULTILINE)
-        prose = _without_list_numbers(NOT_PROSE.sub(" ", before_sources))
-        years = {float(year) for year in YEAR.findall(prose)}
-        for number in sorted(numbers(prose) - shown - excepted - years):
-            yield cell, f"says {number:g}, which no output or assertion of the notebook contains"
-        if sources:
-            return
+        before, kinds = "", {}  # the kinds of marker of the list at hand, by indentation
+        for line in re.sub(r"```.*?```|\$\$.*?\$\$", "", cell.source, flags=re.DOTALL).splitlines():
+            marker = MARKER.match(line)
+            if marker:
+                deep, kind = len(marker[1]), "1" if marker[2][0].isdigit() else marker[2]
+                if not before.strip() or re.match(r"#|<|.*:$", before):
+                    kinds = {d: k for d, k in kinds.items() if d < deep} | {deep: kind}
+                elif kinds.get(deep) != kind:
+                    yield cell, f"has a line that Markdown makes a list: {line.strip()[:40]!r}"
+            elif line.strip() and not line.startswith(" ") and not before.strip():
+                kinds = {}
+            before = line
 
 
 def _without_list_numbers(text: str) -> str:
@@ -448,6 +528,7 @@ GATES = (
     is_well_formed,
     pictures_have_sentences,
     prose_numbers,
+    lists_are_meant,
     exercises_are_proven,
     recordings_are_fresh,
     imported_names_exist,

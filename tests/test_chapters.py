@@ -65,3 +65,25 @@ def test_the_texts_point_only_at_what_is_there(name):
 def test_the_readme_lists_every_chapter():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert [path.name for path in CHAPTERS if path.name not in text] == []
+
+
+TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+WORDS = {"fifteen": 15} | {
+    ten + unit: 10 * i + 5 * bool(unit) for i, ten in enumerate(TENS, 2) for unit in ("", "-five")
+}
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_a_chapter_promises_the_minutes_that_the_readme_does_and_that_it_takes_to_read(path):
+    """180 words or 15 lines of code are read in a minute; exercises take what is left."""
+    notebook = nbformat.read(path, as_version=4)
+    words = re.search(r"^\*(\S+) minutes\b", notebook.cells[0].source, re.MULTILINE)[1]
+    minutes = WORDS[words.lower()]
+    row = re.search(
+        rf"^\|.*{path.name}.*\| (\d+) \|$", (ROOT / "README.md").read_text("utf-8"), re.M
+    )
+    assert int(row[1]) == minutes
+    texts = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
+    code = [cell.source for cell in gates.code_cells(notebook)]
+    reading = sum(len(t.split()) for t in texts) / 180 + sum(len(c.splitlines()) for c in code) / 15
+    assert minutes >= reading

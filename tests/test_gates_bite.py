@@ -71,6 +71,16 @@ def offer_as_an_option(number):
     return plant
 
 
+def show_elsewhere(number, prose):
+    """A cell of the first section prints the number, a later section says it."""
+
+    def plant(notebook):
+        notebook.cells.insert(1, code(f"print({number})", number))
+        cell_with(notebook, PROSE).source += prose
+
+    return plant
+
+
 def add_output(output):
     return edit("views.predict", lambda cell: cell.outputs.append(output))
 
@@ -85,6 +95,7 @@ def lengthen(cell):
 
 PRINTS = "trace = measure("
 PROSE = "## Your guess"
+EXCEPT = "<!-- not measured:"
 RECORDING = {"device": "a GPU", "torch": "2.13.0", "hash": "of older code"}
 
 FAULTS = [
@@ -151,6 +162,19 @@ FAULTS = [
     (gates.prose_numbers, add_source(PROSE, " They are\n17. Then more."), "says 17"),
     (gates.prose_numbers, add_source(PROSE, "\n\n### Sources of noise\n\nAt 31.7."), "says 31.7"),
     (gates.prose_numbers, offer_as_an_option("31.7"), "says 31.7"),
+    (gates.prose_numbers, show_elsewhere("17", " It is 17."), "says 17, which no output or"),
+    (
+        gates.prose_numbers,
+        show_elsewhere("31.7", f" It is 31.7. {EXCEPT} 31.7 -->"),
+        "excepts 31.7, which is shown: it hides errors",
+    ),
+    (gates.prose_numbers, add_source(PROSE, f" {EXCEPT} 31.7 -->"), "31.7, which isn't there"),
+    (gates.lists_are_meant, add_source(PROSE, "\n\nIt is 4\n+ 4 + 8."), "'+ 4 + 8.'"),
+    (gates.lists_are_meant, add_source(PROSE, "\n\nIt is 4\n- 3 at most."), "'- 3 at most.'"),
+    (gates.lists_are_meant, add_source(PROSE, "\n\nIn all\n12. Then more."), "'12. Then more.'"),
+    (gates.lists_are_meant, add_source(PROSE, "\n\nWhere it is\n> 4."), "'> 4.'"),
+    (gates.lists_are_meant, add_source(PROSE, "\n\n- It is 4\n+ 4."), "'+ 4.'"),
+    (gates.lists_are_meant, add_source(PROSE, "\n\n- It is 4\n  + 4."), "'+ 4.'"),
     (
         gates.exercises_are_proven,
         append(*exercise()[:2], code(SOLUTION, "Passed.", tags=["solution"])),
@@ -324,6 +348,31 @@ def test_a_number_may_be_asserted_instead_of_printed(tmp_path):
     cells = [code("assert 41 == 40 + 1.5 - 0.5"), new_markdown_cell("It is 41, not 1.50.")]
     notebook = nbformat.v4.new_notebook(cells=cells)
     assert list(gates.prose_numbers(notebook, tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    "prose",
+    [
+        "Two kinds:\n- one\n- and\n  another\n\n  - deeper\n",
+        "1. First,\n   then\n2. second\n\nIt is −4\nand +4.",
+        "> **Note.** Two\n> lines.",
+        "```\nx\n- y\n```\n$$\nx\n+ y\n$$",
+        "## Heading\n- item\n\n* another list",
+    ],
+)
+def test_lists_that_are_meant_pass(prose, tmp_path):
+    notebook = nbformat.v4.new_notebook(cells=[new_markdown_cell(prose)])
+    assert list(gates.lists_are_meant(notebook, tmp_path)) == []
+
+
+def test_a_sum_up_may_say_a_small_number_of_any_section(tmp_path):
+    cells = [code("print(17)", "17"), new_markdown_cell("## More\n\n## Summary\n- It is 17.")]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    assert list(gates.prose_numbers(notebook, tmp_path)) == []
+    cells[1].source = "## More\nIt is 17.\n\n## Summary\n"
+    assert [text for _, text in gates.prose_numbers(notebook, tmp_path)] == [
+        "says 17, which no output or assertion of its section contains"
+    ]
 
 
 # --- the run itself, on a copy of the whole project ---

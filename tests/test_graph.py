@@ -357,7 +357,7 @@ def test_after_backward_the_nodes_are_there_and_nothing_is_kept(build):
         ((torch.ones(3, requires_grad=True) * 2).detach(), "constant"),
         (nn.Parameter(torch.ones(3)), "parameter"),
         (Tensor([1.0, 2.0, 3.0]), "constant"),
-        ((Tensor([1.0, 2.0, 3.0], requires_grad=True) * 2).detach(), "constant"),
+        (Tensor([1.0, 2.0, 3.0]) * 2, "constant"),
     ],
 )
 def test_a_tensor_without_a_graph_is_one_node(tensor, role):
@@ -512,9 +512,7 @@ def held_arrays(tensor):
     return found
 
 
-@given(
-    st.lists(st.sampled_from(["+", "*", "@", "tanh", "exp", "T", "neg", "[]", "[,]"]), max_size=8)
-)
+@given(st.lists(st.sampled_from(["+", "*", "@", "tanh", "exp", "sum", "neg", "**"]), max_size=8))
 def test_what_our_engine_keeps_is_all_that_can_be_reached(ops):
     w = Tensor(np.ones((3, 3)), requires_grad=True)
     y = w * 2.0
@@ -525,10 +523,9 @@ def test_what_our_engine_keeps_is_all_that_can_be_reached(ops):
             "@": lambda y=y: y @ w,
             "tanh": lambda y=y: y.tanh(),
             "exp": lambda y=y: (y * 0.01).exp(),
-            "T": lambda y=y: y.transpose().sum(axis=0) + w,
+            "sum": lambda y=y: y.sum(axis=0) + w,
             "neg": lambda y=y: -y,
-            "[]": lambda y=y: y[np.array([0, 1, 2])],
-            "[,]": lambda y=y: y[np.arange(3), np.zeros(3, dtype=int)] + w,
+            "**": lambda y=y: y**2,
         }[op]()
     reached = held_arrays(y)
     for own in (w.data, y.data):  # the weight, and the result itself unless an operation keeps it

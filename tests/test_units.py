@@ -62,7 +62,51 @@ def test_what_is_no_finite_number_is_refused(as_text, value, error):
 
 
 @pytest.mark.parametrize("as_text", FACTORS)
-@pytest.mark.parametrize("digits", [-1, 1.5, "2", True])
-def test_digits_are_a_whole_number(as_text, digits):
-    with pytest.raises(ValueError, match="digits"):
+@pytest.mark.parametrize(
+    ("digits", "error"),
+    [(-1, ValueError), (1.5, TypeError), ("2", TypeError), (True, TypeError)],
+)
+def test_digits_are_a_whole_number(as_text, digits, error):
+    assert as_text(1.25, np.int64(1)) == as_text(1.25, 1)
+    with pytest.raises(error, match="digits must be"):
         as_text(1, digits)
+
+
+@pytest.mark.parametrize(
+    ("text", "number", "unit"),
+    [
+        ("25", 25, ""),
+        (" 25 % ", 25, "%"),
+        ("25%", 25, "%"),
+        ("2,048", 2048, ""),
+        ("2 048", 2048, ""),
+        ("1,234,567.5 GB", 1234567.5, "GB"),
+        ("3,5", 3.5, ""),
+        ("0,125", 0.125, ""),
+        ("1,2345", 1.2345, ""),
+        ("3.5GiB", 3.5, "GiB"),
+        (".5", 0.5, ""),
+        (",5", 0.5, ""),
+        ("5.", 5, ""),
+        ("1e9", 1e9, ""),
+        ("2.5E-3 s", 0.0025, "s"),
+        ("−2", -2, ""),
+        ("+2e−1", 0.2, ""),
+        ("12 eggs", 12, "eggs"),
+        ("12e", 12, "e"),
+    ],
+)
+def test_a_number_is_read_as_readers_type_it(text, number, unit):
+    assert units.typed(text) == (number, unit)
+
+
+@pytest.mark.parametrize("text", ["", "a lot", "about 3", "nan", "inf", "1.000.000", "1,5,2", "%"])
+def test_what_does_not_begin_with_a_number_is_refused(text):
+    with pytest.raises(ValueError, match="a number is needed"):
+        units.typed(text)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False), st.sampled_from(["r", ",", ".17g"]))
+def test_a_printed_number_is_read_back(value, how):
+    text = repr(value) if how == "r" else f"{value:{how}}"
+    assert units.typed(text) == (value, "")

@@ -51,6 +51,14 @@ def test_widget_views_and_foreign_metadata_are_dropped(notebook_at):
     assert "widgets" not in nbformat.read(path, as_version=4).metadata
 
 
+def test_a_pictures_size_is_kept(notebook_at):
+    wide = 'from IPython.display import Image\nImage(b"\\x89PNG", width=580, format="png")'
+    path = notebook_at(code(wide))
+    write_chapters.write(path)
+    (cell,) = stored(path)
+    assert cell.outputs[0].metadata == {"image/png": {"width": 580}}
+
+
 COUNTER = "import time\nprint(time.time_ns())"
 
 

@@ -71,7 +71,10 @@ def _hash(source: str) -> str:
 
 
 def _normalise(notebook, kept: dict, device: str | None) -> None:
-    """Counts 1 … n, no timing, no widget state or view, a fixed kernel, tags and records only."""
+    """Counts 1 … n, no timing, no widget state or view, a fixed kernel, tags and records only.
+
+    Of an output's metadata the size of a picture is kept, else it is shown as large as its pixels.
+    """
     notebook.metadata = nbformat.from_dict(
         {"kernelspec": KERNEL, "language_info": {"name": "python"}}
     )
@@ -98,7 +101,8 @@ def _normalise(notebook, kept: dict, device: str | None) -> None:
             if "execution_count" in output:
                 output.execution_count = cell.execution_count
             if "metadata" in output:
-                output.metadata = nbformat.from_dict({})
+                sizes = {k: v for k, v in output.metadata.items() if k.startswith("image/")}
+                output.metadata = nbformat.from_dict(sizes)
 
 
 def _record(notebook, cell, device: str) -> None:

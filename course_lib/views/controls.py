@@ -1,9 +1,10 @@
 """Controls around a picture: the one helper that every widget of the course uses.
 
 A view is a pure function of its controls' values that returns a `style.Picture`. `explore`
-shows it with its controls. In the same output lies the static picture, which is what a reader
-with no kernel sees, and below it the sentence for the values at the start. Every control has
-a name and a route by keyboard: a slider is paired with a number box, a walk has buttons.
+shows it with its controls. In the same output lies what a reader with no kernel sees: the
+picture and its sentence for the values at the start, and what the controls will offer. Every
+control has a name and a route by keyboard: a slider is paired with a number box, a walk has
+buttons. In JupyterLab, `jupyter/labextension` keeps the notebook's shortcuts off them.
 """
 
 from collections.abc import Callable
@@ -13,9 +14,10 @@ from html import escape
 import ipywidgets as widgets
 from IPython.display import display
 
-from course_lib.views.style import Picture, say
+from course_lib.views.style import Picture, wrap
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
+MOST_NAMED = 8  # options of a choice that a reader with no kernel is told
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,16 @@ class Slider:
     def ends(self) -> tuple[int, int]:
         return self.low, self.high
 
+    def offer(self) -> str:
+        return f"{self.label}: {self.low} to {self.high}"
+
     def build(self) -> tuple[widgets.Widget, widgets.ValueWidget]:
-        """The widget to show, and the one that holds the value: slider and box, linked."""
+        """The widget to show, and the one that holds the value: slider and box, linked.
+
+        The box takes any number (one for whole numbers drops the e of 1e9, and reads 19).
+        """
         limits = {"min": self.low, "max": self.high, "step": self.step, "value": self.value}
-        box = widgets.BoundedIntText(
+        box = widgets.BoundedFloatText(
             **limits,
             description=self.label,
             style={"description_width": "initial"},
@@ -43,14 +51,18 @@ class Slider:
         slider = widgets.IntSlider(
             **limits, readout=False, tooltip=self.label, layout={"width": "200px"}
         )
-        widgets.link((slider, "value"), (box, "value"))
-        box.observe(lambda change: self._snap(box), "value")
-        return widgets.HBox([box, slider]), box
 
-    def _snap(self, box: widgets.BoundedIntText) -> None:
-        """A typed number goes to the nearest that the slider can reach."""
-        steps = round((box.value - self.low) / self.step)
-        box.value = min(self.low + steps * self.step, self.high)
+        def settle(change):
+            slider.value = box.value = self._nearest(change.new)
+
+        slider.observe(settle, "value")
+        box.observe(settle, "value")
+        return widgets.HBox([box, slider]), slider
+
+    def _nearest(self, typed: float) -> int:
+        """The value that the slider can reach and that lies nearest to a typed number."""
+        steps = round((typed - self.low) / self.step)
+        return min(self.low + steps * self.step, self.high)
 
 
 @dataclass(frozen=True)
@@ -64,6 +76,10 @@ class Choice:
     def ends(self) -> tuple[str, ...]:
         return self.options
 
+    def offer(self) -> str:
+        named, more = self.options[:MOST_NAMED], len(self.options) - MOST_NAMED
+        return f"{self.label}: {', '.join(named)}" + (f" and {more} more" if more > 0 else "")
+
     def build(self) -> tuple[widgets.Widget, widgets.ValueWidget]:
         chooser = widgets.Dropdown(
             options=self.options,
@@ -76,7 +92,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class Walk:
-    """A walk through named stops, with buttons to the previous and the next."""
+    """A walk through named stops, with buttons to the previous and the next.
+
+    At an end a button does nothing. It isn't disabled, or it would lose the keyboard's focus.
+    """
 
     label: str
     stops: tuple[str, ...]
@@ -84,6 +103,9 @@ class Walk:
 
     def ends(self) -> tuple[str, str]:
         return self.stops[0], self.stops[-1]
+
+    def offer(self) -> str:
+        return f"{self.label}: {len(self.stops)} from {self.stops[0]} to {self.stops[-1]}"
 
     def build(self) -> tuple[widgets.Widget, widgets.ValueWidget]:
         here = widgets.SelectionSlider(
@@ -97,9 +119,9 @@ class Walk:
         ahead.on_click(lambda _: self._go(here, +1))
 
         def mark(_=None):
-            back.disabled, ahead.disabled = (here.value == end for end in self.ends())
-            number = self.stops.index(here.value) + 1
-            where.value = f"{escape(here.value)} ({number} of {len(self.stops)})"
+            number, last = self.stops.index(here.value) + 1, len(self.stops)
+            end = {1: ", the first", last: ", the last"}.get(number, "")
+            where.value = f"{escape(here.value)} ({number} of {last}{end})"
 
         here.observe(mark, "value")
         mark()
@@ -116,6 +138,9 @@ class Number:
 
     label: str
     value: float
+
+    def offer(self) -> str:
+        return f"{self.label}: any number"
 
     def build(self) -> tuple[widgets.Widget, widgets.ValueWidget]:
         box = widgets.Text(
@@ -161,23 +186,25 @@ def explore(view: Callable[..., Picture], **controls: Control) -> widgets.VBox:
             widget.layout.width = "max-content"
         shown = [widgets.HBox(shown, layout={"flex_flow": "row wrap", "max_width": "580px"})]
     box = widgets.VBox([*shown, image, sentence])
+    box.add_class("course-controls")
     box.values = {name: holder for name, (_, holder) in built.items()}
     box.image, box.sentence = image, sentence
-    _display(box, start)
+    _display(box, start, "; ".join(control.offer() for control in controls.values()))
     return box
 
 
-def _display(box: widgets.VBox, start: Picture) -> None:
+def _display(box: widgets.VBox, start: Picture, offered: str) -> None:
+    """The widget, or where none can be: the picture, its sentence and what would be offered."""
+    offer = f"<small>With a kernel, run this cell to choose {escape(offered)}.</small>"
     bundle = {
         WIDGET: {"version_major": 2, "version_minor": 0, "model_id": box.model_id},
-        "text/html": start.html,
-        "text/plain": f"[picture with controls: {start.name}]",
+        "text/html": f"{start.html}<p>{escape(start.sentence)}</p>{offer}",
+        "text/plain": f"[picture with controls: {start.name}]\n{wrap(start.sentence)}",
     }
     display(bundle, raw=True)
-    say(f"At the start: {start.sentence}")
 
 
 def html(said: str, status: bool = True) -> str:
     """A paragraph; as a status, a screen reader announces it when it changes."""
     role = ' role="status"' if status else ""
-    return f'<p{role} style="line-height: 1.4">{escape(said)}</p>'
+    return f'<p{role} style="line-height: 1.4; word-break: normal">{escape(said)}</p>'

@@ -9,7 +9,7 @@ from course_lib.views import controls, style
 PARTS = ("weights", "optimizer state", "gradients", "activations", "temporaries", "gathered")
 FILL = {"gathered": "inputs"}  # a part that is drawn in another category's colour
 MODELS = {config.name: config for config in facts.models() if config.family == "llama"}
-CARDS = {card.name: card for card in facts.accelerators()}
+CARDS = {card.name: card for card in facts.accelerators() if card.reported_bytes}
 CLOSE = 0.05  # of a card: a device's context and an allocator's rounding come on top
 LENGTHS = ("128", "256", "512", "1024", "2048", "4096", "8192")
 LEFT, WIDE, TOP, ROW = 12, 556, 62, 52  # pixels: the bars' box, and from one bar to the next
@@ -121,8 +121,7 @@ def _bars(bars: list[Moment], card: Accelerator) -> list[str]:
     drawn.append(
         style.line(at, TOP - 4, at, bottom, color=style.COLOR["moment"], width=2, dash="5 3")
     )
-    known = "the card" if card.reported_bytes else "the card, as sold"
-    said = f"{known}: {units.binary(card.capacity_bytes)}"
+    said = f"the card: {units.binary(card.capacity_bytes)}"
     drawn.append(style.text(at, bottom + 14, said, anchor="end" if at > 290 else "start", size=12))
     return drawn
 
@@ -161,15 +160,9 @@ def _explained(part: str, step: Moments) -> list[str]:
             for m in step.phases
             if m.parts.get(part)
         ] or ["gathered: nothing; ZeRO stage 3 gathers the weights at hand"]
-    rows = [row for row in step.ledger.rows if _part_of(row.name) == part]
+    rows = [row for row in step.ledger.rows if row.role.part == part]
     params = f"{step.ledger.num_params:,}"
     return [
         f"{row.name}: {row.bytes_per_param:.7g} B × {params} = {units.binary(row.num_bytes)}"
         for row in rows
     ] or [f"{part}: none"]
-
-
-def _part_of(row: str) -> str:
-    if row in ("weights", "gradients"):
-        return row
-    return "gradients" if row == "fp32 gradient copies" else "optimizer state"

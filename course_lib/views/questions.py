@@ -1,7 +1,5 @@
 """Predictions and quizzes with controls. What is right, and what to say, lies in `check`."""
 
-import re
-
 import ipywidgets as widgets
 from IPython.display import display
 
@@ -41,16 +39,27 @@ def predict(question: Prediction | Question) -> Guess:
         prompt, listed = question.question, f"{question.question}\n  Your guess: "
     else:
         raise TypeError(f"a Prediction or a Question is needed, got {type(question).__name__}")
-    kept = widgets.HTML()
+    kept = widgets.HTML(html("No guess is kept yet."))
 
     def keep(change):
-        guess.value = _number(change.new) if isinstance(question, Prediction) else change.new
-        kept.value = html(f"Kept: {guess.value}. Now measure.")
+        guess.value, kept.value = _kept(question, change.new)
 
     control.observe(keep, "value")
     _show([_text(prompt), control, kept], listed)
     guess.control = control
     return guess
+
+
+def _kept(question: Prediction | Question, typed: str) -> tuple[float | str | None, str]:
+    """The guess, None if it is none, and what is said below the control."""
+    try:
+        value = question.read(typed) if isinstance(question, Prediction) else typed
+    except ValueError as error:
+        return None, html(f"Not kept: {error}")
+    if value is None:
+        return None, html("No guess is kept yet.")
+    said = value if isinstance(value, str) else f"{value:.10g} {question.unit}".rstrip()
+    return value, html(f"Kept: {said}. Now measure.")
 
 
 def quiz(*questions: Question) -> None:
@@ -77,6 +86,7 @@ def _options(question: Question) -> widgets.RadioButtons:
     return widgets.RadioButtons(
         options=[option.text for option in question.options],
         value=None,
+        tooltip=question.prompt,  # the group's name: see jupyter/labextension
         layout={"width": "max-content"},
     )
 
@@ -89,16 +99,9 @@ def _listed(question: Question) -> str:
     return "\n".join([question.prompt, *(f"   ( ) {option.text}" for option in question.options)])
 
 
-def _number(text: str) -> float | str | None:
-    plain = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text).replace(",", ".")  # 2,048 and 3,5
-    try:
-        return float(plain) if text.strip() else None
-    except ValueError:
-        return text
-
-
 def _show(rows: list[widgets.Widget], plain: str) -> None:
     """The widgets, and for a reader with no kernel the same as text."""
     box = widgets.VBox(rows)
+    box.add_class("course-controls")
     view = {"version_major": 2, "version_minor": 0, "model_id": box.model_id}
     display({WIDGET: view, "text/plain": plain}, raw=True)

@@ -64,9 +64,14 @@ def show(picture: Picture) -> None:
 
 
 def say(sentence: str) -> None:
-    """Print a sentence in lines that fit a narrow window, a number beside its unit."""
+    """Print a sentence in lines that fit a narrow window."""
+    print(wrap(sentence))
+
+
+def wrap(sentence: str) -> str:
+    """In lines that fit a narrow window, a number beside its unit."""
     together = re.sub(r"(?<=\d) (?=%|[KMGTk]?i?B\b)", "\N{NO-BREAK SPACE}", sentence)
-    print(textwrap.fill(together, 56))
+    return textwrap.fill(together, 56)
 
 
 def svg(width: int, height: int, *parts: str) -> str:

@@ -1,0 +1,1 @@
+"""Tools that make readers' copies of the chapters."""

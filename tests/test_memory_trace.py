@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
 
 from course_lib import facts, models
 from course_lib.compute import count_flops
@@ -305,6 +306,75 @@ def test_the_peak_names_the_line_of_the_forward_operation():
     assert trace.peak_at.phase == "backward"
     assert trace.peak_at.function == "SwiGLU.forward"
     assert trace.peak_at.line == "return self.w2(F.silu(self.w1(x)) * self.w3(x))"
+
+
+class Looks(nn.Linear):
+    """Its peak is in the gradient of exp. What comes next isn't recorded, and has no gradient."""
+
+    def forward(self, x):
+        y = super().forward(x).exp()
+        with torch.no_grad():
+            self.seen = y.mean()
+        return y.sum()
+
+
+class Scales(nn.Linear):
+    """Its peak is in what isn't recorded."""
+
+    def forward(self, x):
+        with torch.no_grad():
+            scale = torch.cat([self.weight] * 200).abs().mean()
+        return super().forward(x) * scale
+
+
+class Again(nn.Linear):
+    """Its peak is where backward computes it again, for the gradient of the last operation."""
+
+    def wide(self, x):
+        x = torch.cat([super().forward(x)] * 9)
+        return x.exp().sum()
+
+    def forward(self, x):
+        return checkpoint(self.wide, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("fake", [True, False])
+@pytest.mark.parametrize(
+    ("module", "phase", "line"),
+    [
+        (Looks, "backward", "y = super().forward(x).exp()"),
+        (Scales, "forward", "scale = torch.cat([self.weight] * 200).abs().mean()"),
+        (Again, "backward", "return x.exp().sum()"),
+    ],
+)
+def test_the_peaks_line_is_its_own_with_and_without_recording(module, phase, line, fake):
+    trace = small_with(
+        model=lambda: module(2, 100), batch=lambda: torch.zeros(50, 2), fake=fake, steps=1
+    )
+    assert (trace.peak_at.phase, trace.peak_at.line) == (phase, line)
+
+
+class Grows(nn.Linear):
+    """Shrinks and regrows a storage during forward, as sharded weights are freed and gathered."""
+
+    def forward(self, x):
+        spare = torch.zeros(100)
+        for size in SIZES:
+            spare.untyped_storage().resize_(4 * size)
+            spare.new_zeros(1)  # the next operation with it: the new size is seen
+        return super().forward(x)
+
+
+SIZES = (10, 60, 0, 200, 100)
+
+
+@pytest.mark.parametrize("fake", [True, False])
+def test_a_storage_that_shrinks_and_regrows_counts_by_its_size_each_time(fake):
+    trace = small_with(model=lambda: Grows(2, 1), fake=fake)
+    changes = [e.num_bytes for e in trace.events if (e.step, e.phase) == (1, "forward")]
+    sizes = (100, *SIZES, 0)
+    expected = [4 * (after - before) for before, after in itertools.pairwise((0, *sizes))]
+    assert [change for change in changes if abs(change) >= 40] == expected
 
 
 def test_a_timeline_prints_its_peak_and_no_address():

@@ -480,7 +480,9 @@ def links_lead_somewhere(notebook, path) -> Iterator[Complaint]:
             for target in re.findall(r"\]\(([^)#]+)[^)]*\)", cell.source):
                 if "://" not in target and not (path.parent / target).exists():
                     yield cell, f"links to {target}, which doesn't exist"
-            listed = re.findall(r"[Cc]hapters? (\d\d\b(?:(?:, | and | or | to )\d\d\b)*)", cell.source)
+            listed = re.findall(
+                r"[Cc]hapters? (\d\d\b(?:(?:, | and | or | to )\d\d\b)*)", cell.source
+            )
             for chapter in re.findall(r"\d\d", " ".join(listed)):
                 if not list(path.parent.glob(f"{chapter}_*.ipynb")):
                     yield cell, f"points at chapter {chapter}, which doesn't exist"

@@ -196,6 +196,16 @@ def test_phases_follow_each_other_and_their_flops_are_counted():
     assert all(p.peak_bytes >= max(p.bytes_before, p.bytes_after) for p in trace.phases)
 
 
+def test_building_is_step_0_and_each_event_lies_in_a_phase_of_its_step():
+    trace = small()
+    assert {e.phase for e in trace.events if e.step == 0} == {"build"}
+    assert {e.step for e in trace.events if e.phase == "build"} == {0}
+    for phase in trace.phases:
+        events = trace.events[phase.first : phase.end]
+        assert {(e.step, e.phase) for e in events} <= {(phase.step, phase.name)}
+        assert phase.bytes_before + sum(e.num_bytes for e in events) == phase.bytes_after
+
+
 def test_only_a_real_run_takes_time():
     assert all(p.seconds is None for p in small().phases)
     assert all(p.seconds >= 0 for p in small(fake=False).phases)

@@ -140,14 +140,16 @@ def _update(
     """
     if step == ONE_BY_ONE:
         return 0, *_one_by_one(config, kind, params, optimizer)
-    given_up, temporaries, said = 0, 0, []
-    if kind.masters and _narrow(kind):
-        given_up, temporaries = DTYPES[kind.gradients].itemsize * params, WIDE * params
-        said.append("float32 copies of the gradients")
-    if step == "foreach" and optimizer == "adamw":
-        temporaries += DTYPES[kind.moments].itemsize * params
-        said.append("one number for each weight")
-    return given_up, temporaries, " and ".join(said) or "none"
+    numbers = params if step == "foreach" and optimizer == "adamw" else 0
+    temporaries = DTYPES[kind.moments].itemsize * numbers
+    said = ["one number for each weight"] * (numbers > 0)
+    if not (kind.masters and _narrow(kind)):
+        return 0, temporaries, said[0] if said else "none"
+    gradient = DTYPES[kind.gradients].itemsize
+    # The head's is the last that is widened: once more, its 16-bit gradient is there.
+    last = 0 if config.tied_head else min(params, config.vocab_size * config.dim)
+    temporaries = WIDE * params + max(temporaries, gradient * last)
+    return gradient * params, temporaries, " and ".join(["float32 copies of the gradients", *said])
 
 
 def _one_by_one(

@@ -43,9 +43,7 @@ class Role(Enum):
 
 _PARTS = dict.fromkeys(
     (Role.WEIGHTS, Role.FROZEN, Role.NOT_UPDATED, Role.BUFFERS), "weights"
-) | dict.fromkeys(
-    (Role.GRADIENTS, Role.GRADIENT_COPIES, Role.UNUSED_GRADIENTS), "gradients"
-)
+) | dict.fromkeys((Role.GRADIENTS, Role.GRADIENT_COPIES, Role.UNUSED_GRADIENTS), "gradients")
 
 # The first ZeRO stage that divides a row among the devices; what an optimizer keeps: 1.
 ZERO_STAGES = {Role.GRADIENTS: 2, Role.WEIGHTS: 3}

@@ -72,9 +72,7 @@ def ledger_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Ledger:
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-def _held(
-    model: nn.Module, optimizer: torch.optim.Optimizer
-) -> Iterator[tuple[Role, str, Tensor]]:
+def _held(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[Role, str, Tensor]]:
     """Each tensor with what it is and what that is called."""
     own = list(model.parameters())
     updated = {id(p): p for group in optimizer.param_groups for p in group["params"]}

@@ -138,7 +138,9 @@ def forward(s: Sizes) -> Iterator[Point]:
         attention = 3 * s.scores + 3 * s.heads if s.scores else 5 * s.heads
         attention += 4 * s.heads if s.autocast else 0  # rotated q and k are float32, and cast
         normed = 3 * s.wide_heads + s.narrow_heads if c.qk_norm else 0  # of the queries
-        inside = max(3 * s.inside, attention, normed) + 2 * s.stream  # the layer's input, normed and not
+        inside = (
+            max(3 * s.inside, attention, normed) + 2 * s.stream
+        )  # the layer's input, normed and not
         passing = "what the layer doesn't keep" + copied
         yield Point(
             at="the last layer",

@@ -9,9 +9,9 @@ from torch import nn
 
 from course_lib import facts, memory_trace, models
 from course_lib.ledgers import CONVENTIONS
-from course_lib.moments import PHASES, moments
+from course_lib.moments import moments
 from course_lib.precision import MasterWeights
-from course_lib.shapes import DTYPES, num_params
+from course_lib.shapes import DTYPES
 
 LLAMA = dataclasses.replace(facts.model("llama-2-7b"), num_layers=2)
 SMALL = facts.ModelConfig(
@@ -110,3 +110,64 @@ def test_all_at_once_each_phase_is_the_traced_one(convention, step):
     found = moments(LLAMA, convention, batch=2, seq=1024, step=step)
     for moment in found.phases:
         assert moment.total_bytes == pytest.approx(peaks[moment.phase], rel=0.01), moment.name
+
+
+# --- ZeRO, as one of W devices would run it: no bucket, nothing fetched ahead ---
+
+W = 4
+
+
+class OneDevice(torch.optim.Optimizer):
+    """AdamW on the first 1/W of each tensor; at stage 2 a layer's gradients are cut, too."""
+
+    def __init__(self, model, convention, stage):
+        super().__init__(list(model.parameters()), {})
+        self.parameters, self.stage = self.param_groups[0]["params"], stage
+        shares = [share(p).detach() for p in self.parameters]
+        self.masters = CONVENTIONS[convention].masters
+        self.shares = [nn.Parameter(s.float() if self.masters else s) for s in shares]
+        self.inner = torch.optim.AdamW(self.shares, foreach=True)
+        for layer in (model.embedding, *model.layers, model.norm, model.head):
+            if stage == 2:
+                self.cut_gradients(list(layer.parameters()))
+
+    def cut_gradients(self, own):
+        """Of one layer, once all of them are there."""
+        arrived = []
+
+        def count(p):
+            arrived.append(p)
+            if len(arrived) == len(own):
+                arrived.clear()
+                for p in own:
+                    p.cut, p.grad = share(p.grad).clone(), None
+
+        for p in own:
+            p.register_post_accumulate_grad_hook(count)
+
+    @torch.no_grad()
+    def step(self):
+        for p, own in zip(self.parameters, self.shares, strict=True):
+            gradient = share(p.grad) if self.stage == 1 else p.__dict__.pop("cut")
+            own.grad = gradient.float()  # itself, if it is float32
+            del gradient
+        self.inner.step()
+        self.inner.zero_grad()
+        if self.masters:
+            for p, own in zip(self.parameters, self.shares, strict=True):
+                share(p).copy_(own)
+
+
+def share(tensor):
+    return tensor.view(-1)[: tensor.numel() // W]
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("convention", ["fp32", "zero-fp16"])
+def test_what_zero_leaves_on_a_device_is_the_traced_one(convention, stage):
+    """In backward, stage 2 counts a layer's gradients whole at each of its lines."""
+    peaks = traced(LLAMA, convention, 2, 1024, lambda m: OneDevice(m, convention, stage))
+    found = moments(LLAMA, convention, batch=2, seq=1024, zero_stage=stage, data_parallel=W)
+    for moment in found.phases:
+        near = 0.05 if (stage, moment.phase) == (2, "backward") else 0.01
+        assert moment.total_bytes == pytest.approx(peaks[moment.phase], rel=near), moment.name

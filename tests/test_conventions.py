@@ -9,7 +9,7 @@ from torch import nn
 
 from course_lib import facts, memory_trace, models
 from course_lib.ledgers import CONVENTIONS
-from course_lib.moments import moments
+from course_lib.moments import ONE_BY_ONE, moments
 from course_lib.precision import MasterWeights
 from course_lib.shapes import DTYPES
 
@@ -17,7 +17,6 @@ LLAMA = dataclasses.replace(facts.model("llama-2-7b"), num_layers=2)
 SMALL = facts.ModelConfig(
     vocab_size=2000, dim=64, num_layers=6, num_heads=4, ffn_dim=160, max_seq_len=64, name="small"
 )
-ONE_BY_ONE = "one tensor at a time"
 
 
 class OneByOne(torch.optim.Optimizer):

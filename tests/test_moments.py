@@ -12,14 +12,13 @@ import torch.nn.functional as F
 from course_lib import facts, memory_trace, models
 from course_lib.facts import ModelConfig
 from course_lib.ledgers import CONVENTIONS, Role
-from course_lib.moments import PHASES, STEPS, moments
+from course_lib.moments import ONE_BY_ONE, PHASES, STEPS, moments
 from course_lib.shapes import Line, num_params
 
 SMALL = ModelConfig(
     vocab_size=500, dim=64, num_layers=6, num_heads=4, ffn_dim=160, max_seq_len=64, name="small"
 )
 LLAMA = dataclasses.replace(facts.model("llama-2-7b"), num_layers=2)
-AT_ONCE = "one tensor at a time"
 
 
 def traced(config, convention, batch, seq, optimizer, step, accumulate=1, **how):
@@ -50,28 +49,28 @@ SHALLOW = dataclasses.replace(
     head_dim=64, max_seq_len=128,
 )  # fmt: skip
 SETTINGS = [
-    (LONG, "fp32", 2, 512, "adamw", AT_ONCE, {"attention": "explicit"}),
-    (LONG, "fp32", 2, 512, "adamw", AT_ONCE, {"attention": "explicit", "checkpointing": True}),
-    (LONG, "autocast", 2, 512, "sgd", AT_ONCE, {"attention": "explicit", "checkpointing": True}),
+    (LONG, "fp32", 2, 512, "adamw", ONE_BY_ONE, {"attention": "explicit"}),
+    (LONG, "fp32", 2, 512, "adamw", ONE_BY_ONE, {"attention": "explicit", "checkpointing": True}),
+    (LONG, "autocast", 2, 512, "sgd", ONE_BY_ONE, {"attention": "explicit", "checkpointing": True}),
     (LONG, "pure-bf16", 1, 256, "adamw", "fused", {"attention": "explicit"}),
-    (WIDE, "fp32", 1, 16, "adamw", AT_ONCE, {}),
-    (TIED, "fp32", 1, 16, "momentum", AT_ONCE, {}),
-    (TIED, "pure-bf16", 1, 16, "sgd", AT_ONCE, {}),
+    (WIDE, "fp32", 1, 16, "adamw", ONE_BY_ONE, {}),
+    (TIED, "fp32", 1, 16, "momentum", ONE_BY_ONE, {}),
+    (TIED, "pure-bf16", 1, 16, "sgd", ONE_BY_ONE, {}),
     (TIED, "autocast", 2, 64, "adamw", "fused", {"checkpointing": True}),
-    (LLAMA, "fp32", 1, 2048, "adamw", AT_ONCE, {}),
-    (LLAMA, "fp32", 8, 2048, "adamw", AT_ONCE, {}),
+    (LLAMA, "fp32", 1, 2048, "adamw", ONE_BY_ONE, {}),
+    (LLAMA, "fp32", 8, 2048, "adamw", ONE_BY_ONE, {}),
     (LLAMA, "fp32", 1, 512, "adamw", "foreach", {}),
-    (LLAMA, "autocast", 8, 2048, "adamw", AT_ONCE, {}),
-    (LLAMA, "autocast", 8, 2048, "adamw", AT_ONCE, {"checkpointing": True}),
+    (LLAMA, "autocast", 8, 2048, "adamw", ONE_BY_ONE, {}),
+    (LLAMA, "autocast", 8, 2048, "adamw", ONE_BY_ONE, {"checkpointing": True}),
     (LLAMA, "pure-bf16", 1, 2048, "adamw", "fused", {}),
-    (SMALL, "fp32", 16, 64, "sgd", AT_ONCE, {}),
+    (SMALL, "fp32", 16, 64, "sgd", ONE_BY_ONE, {}),
     (SMALL, "fp32", 1, 16, "momentum", "foreach", {}),
-    (SMALL, "autocast", 16, 64, "adamw", AT_ONCE, {"attention": "explicit"}),
+    (SMALL, "autocast", 16, 64, "adamw", ONE_BY_ONE, {"attention": "explicit"}),
     (SMALL, "pure-bf16", 16, 64, "adamw", "fused", {"checkpointing": True}),
-    (SMALL, "fp32", 32, 64, "adamw", AT_ONCE, {"checkpointing": True}),
-    (LLAMA, "fp32", 4, 2048, "adamw", AT_ONCE, {"accumulate": 2}),
-    (LONG, "fp32", 2, 512, "adamw", AT_ONCE, {"attention": "explicit", "accumulate": 2}),
-    (LLAMA, "autocast", 4, 2048, "adamw", AT_ONCE, {"accumulate": 2, "checkpointing": True}),
+    (SMALL, "fp32", 32, 64, "adamw", ONE_BY_ONE, {"checkpointing": True}),
+    (LLAMA, "fp32", 4, 2048, "adamw", ONE_BY_ONE, {"accumulate": 2}),
+    (LONG, "fp32", 2, 512, "adamw", ONE_BY_ONE, {"attention": "explicit", "accumulate": 2}),
+    (LLAMA, "autocast", 4, 2048, "adamw", ONE_BY_ONE, {"accumulate": 2, "checkpointing": True}),
     (SHALLOW, "fp32", 1, 128, "sgd", "fused", {"accumulate": 2}),
     (SHALLOW, "autocast", 1, 128, "sgd", "fused", {"accumulate": 2, "checkpointing": True}),
 ]
@@ -124,8 +123,8 @@ def test_the_peak_of_a_setting_drawn_by_chance_is_within_5_percent(number):
 @pytest.mark.parametrize("convention", ["fp32", "autocast", "pure-bf16"])
 def test_each_phase_has_its_own_peak(convention, checkpointing, attention):
     how = dict(attention=attention, checkpointing=checkpointing)
-    measured = traced(LLAMA, convention, 2, 1024, "adamw", AT_ONCE, **how)
-    found = moments(LLAMA, convention, batch=2, seq=1024, step=AT_ONCE, **how)
+    measured = traced(LLAMA, convention, 2, 1024, "adamw", ONE_BY_ONE, **how)
+    found = moments(LLAMA, convention, batch=2, seq=1024, step=ONE_BY_ONE, **how)
     peaks = {phase.name: phase.peak_bytes for phase in measured.phases if phase.step == 2}
     assert [moment.phase for moment in found.phases] == list(PHASES)
     for moment in found.phases:
@@ -161,9 +160,9 @@ def test_norms_of_queries_and_keys_are_in_the_peak(convention, checkpointing, co
 def test_qwen3_s_norms_are_a_fifth_of_its_peak():
     """A public case, unsloth#2661: without them 45.43 GiB, where the trace has 55.97."""
     qwen = facts.model("qwen3-0.6b")
-    how = dict(batch=8, seq=2048, step=AT_ONCE)
+    how = dict(batch=8, seq=2048, step=ONE_BY_ONE)
     found = moments(qwen, "pure-bf16", **how).peak
-    measured = traced(qwen, "pure-bf16", 8, 2048, "adamw", AT_ONCE)
+    measured = traced(qwen, "pure-bf16", 8, 2048, "adamw", ONE_BY_ONE)
     assert found.total_bytes == pytest.approx(measured.peak_bytes, rel=0.001)
     plain = moments(dataclasses.replace(qwen, qk_norm=False), "pure-bf16", **how).peak
     kept = 28 * 8 * 2048 * (16 + 8) * (2 * 128 + 1) * 4  # input, normed; and a root for each head
@@ -195,14 +194,14 @@ def test_numpy_s_whole_numbers_are_whole_numbers():
 def test_autocast_keeps_its_casts_until_the_loss_is_there():
     config = dataclasses.replace(LLAMA, num_layers=4)
     found = moments(config, "autocast", batch=8, seq=2048, checkpointing=True)
-    measured = traced(config, "autocast", 8, 2048, "adamw", AT_ONCE, checkpointing=True)
+    measured = traced(config, "autocast", 8, 2048, "adamw", ONE_BY_ONE, checkpointing=True)
     assert found.peak.phase == measured.peak_at.phase == "loss"
     assert found.peak.total_bytes == pytest.approx(measured.peak_bytes, rel=0.01)
 
 
 def test_the_sum_is_more_than_any_moment_of_llama_2_7b_in_the_budget_of_12_bytes():
     """The sum is over the card, the step is under it: what stands in one doesn't peak together."""
-    step = moments(facts.model("llama-2-7b"), "seed-7b", batch=1, seq=2048, step=AT_ONCE)
+    step = moments(facts.model("llama-2-7b"), "seed-7b", batch=1, seq=2048, step=ONE_BY_ONE)
     card = facts.accelerator("A100-SXM4-80GB").capacity_bytes
     assert step.peak.total_bytes < card < step.sum_bytes
     assert step.peak.name == "step" and step.peak == step.phases[-1]
@@ -231,7 +230,7 @@ def test_16_bit_gradients_give_way_to_float32_ones_for_the_update(
 def test_one_tensor_at_a_time_widens_one_gradient_at_a_time():
     """Chapter 06's optimizer, of which it is traced: 155.50 GiB; 192.72 were all at once."""
     wide = dataclasses.replace(facts.model("llama-65b"), num_layers=12)
-    step = moments(wide, "zero-fp16", batch=1, seq=2048, step=AT_ONCE)
+    step = moments(wide, "zero-fp16", batch=1, seq=2048, step=ONE_BY_ONE)
     assert round(step.peak.total_bytes / 2**30, 2) == 155.50
     largest = wide.vocab_size * wide.dim
     assert step.peak.total_bytes == step.ledger.total_bytes + 3 * 4 * largest
@@ -239,7 +238,7 @@ def test_one_tensor_at_a_time_widens_one_gradient_at_a_time():
         ("zero-fp16", "sgd", 1), ("zero-fp16", "momentum", 1), ("zero-fp16", "adam8bit", 1),
         ("seed-7b", "adamw", 3), ("seed-7b", "sgd", 0), ("megatron-bf16", "adamw", 2),
     ):  # fmt: skip
-        how = dict(batch=1, seq=16, optimizer=optimizer, step=AT_ONCE)
+        how = dict(batch=1, seq=16, optimizer=optimizer, step=ONE_BY_ONE)
         update = moments(wide, convention, **how).moments[-1]
         widened = convention != "megatron-bf16" and numbers > 0
         inside = (numbers + 1) * wide.dim * wide.ffn_dim if numbers else 0
@@ -247,7 +246,7 @@ def test_one_tensor_at_a_time_widens_one_gradient_at_a_time():
         assert ("a gradient in float32" in update.passing) == widened
 
 
-@pytest.mark.parametrize("step", [AT_ONCE, "foreach"])
+@pytest.mark.parametrize("step", [ONE_BY_ONE, "foreach"])
 @pytest.mark.parametrize("convention", CONVENTIONS)
 def test_a_device_updates_its_share_from_stage_1_on(convention, step):
     how = dict(batch=1, seq=16, step=step, data_parallel=64)

@@ -52,6 +52,16 @@ class Sizes:
         wider = 4 * self.heads + self.stream if self.autocast else 0
         return 2 * self.scores + wider if self.scores else 0
 
+    @property
+    def wide_heads(self) -> int:
+        """Of a query, of all heads, in float32."""
+        return self.wide // self.config.dim * self.config.num_heads * self.config.head_dim
+
+    @property
+    def narrow_heads(self) -> int:
+        """The same in 16 bits, where it is there beside it."""
+        return self.heads if self.heads < self.wide_heads else 0
+
     def before(self, line: Line) -> int:
         """What a layer keeps before this line."""
         places = [kept.line for kept in self.layer]
@@ -127,7 +137,10 @@ def forward(s: Sizes) -> Iterator[Point]:
         # q, k and v; or q, k, v, the output and the residual path of heads joined.
         attention = 3 * s.scores + 3 * s.heads if s.scores else 5 * s.heads
         attention += 4 * s.heads if s.autocast else 0  # rotated q and k are float32, and cast
-        inside = max(3 * s.inside, attention) + 2 * s.stream  # the layer's input, normed and not
+        normed = 3 * s.wide_heads + s.narrow_heads if c.qk_norm else 0  # of the queries
+        inside = (
+            max(3 * s.inside, attention, normed) + 2 * s.stream
+        )  # the layer's input, normed and not
         passing = "what the layer doesn't keep" + copied
         yield Point(
             at="the last layer",
@@ -180,7 +193,7 @@ def backward(s: Sizes) -> Iterator[Point]:
 
 
 def _layer_backward(s: Sizes, name: str, place: int, done: int, waiting: int) -> Iterator[Point]:
-    """One of four: w2, the product it was given, the norm before it, attention.
+    """One of its: w2, the product it was given, the norm before it, attention, the queries' norm.
 
     The layers after `place` have their gradients, `done` parameters, and what the layer kept
     after the line at hand is gone.
@@ -230,3 +243,14 @@ def _layer_backward(s: Sizes, name: str, place: int, done: int, waiting: int) ->
         new=waiting,
         **in_layer,
     )
+    if s.config.qk_norm:  # the queries' after the keys'
+        queries = s.config.num_heads * s.config.head_dim
+        yield Point(
+            at=f"q_norm of {name}",
+            activations=others + s.before(Line.QK_NORM) + s.wide_heads,
+            temporaries=NORM * s.wide_heads + s.narrow_heads + s.stream,
+            passing="gradients in float32",
+            grown=done + used - s.config.dim * queries - s.config.dim,
+            new=waiting,
+            **in_layer,
+        )

@@ -2,7 +2,7 @@
 
 torch gives each operation a rule for the shapes of its results, and the rule needn't know what
 the kernel allocates. Every operation in torch's own test samples was compared with its rule, and
-common modules in training (`tests/test_memory_trace.py`); the differences are what stands here.
+common modules in training (`tests/test_fake_tensors.py`); the differences are what stands here.
 """
 
 import math

@@ -2,6 +2,7 @@ import dataclasses
 import gc
 import itertools
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -477,6 +478,12 @@ def sparse_gradients():
 def test_bad_input_is_refused(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_numpys_whole_numbers_count_steps_too():
+    plain, numpys = (small_with(steps=n, accumulate=n) for n in (2, np.int64(2)))
+    assert numpys.peak_bytes == plain.peak_bytes and len(numpys.phases) == len(plain.phases)
+    assert {type(phase.step) for phase in numpys.phases} == {int}
 
 
 def test_what_fake_tensors_refuse_can_be_measured_for_real():

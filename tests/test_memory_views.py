@@ -176,7 +176,7 @@ def test_every_card_in_the_picker_has_a_capacity_that_torch_reported():
 
 
 def test_the_same_step_fits_every_card_of_80_gb_or_none():
-    """Its 76.77 GiB, as chapter 06 traces them, lie between what 80 GB are, read as GB, and what torch reports of them."""
+    """Its 76.77 GiB, traced in chapter 06, lie between 80 GB and what torch reports of them."""
     step = dict(convention="seed-7b", update="one tensor at a time", batch=1, seq="2048")
     said = {
         name: view.calculator_view(LLAMA, **(STATE | step | {"card": name})).sentence

@@ -15,11 +15,12 @@ import time
 import numpy as np
 import torch
 
-from course_lib import datasets
 from course_lib.autograd import Tensor
 
-POINTS, LABELS = datasets.moons(100)
-X, Y = POINTS.numpy(), (2.0 * LABELS.numpy() - 1)[:, None]  # labels −1 and 1
+ANGLE = np.linspace(0, np.pi, 50)
+UPPER = np.stack([np.cos(ANGLE), np.sin(ANGLE)], axis=1)  # one moon; the other is turned round
+X = np.concatenate([UPPER, [1.0, 0.5] - UPPER])
+Y = np.repeat([-1.0, 1.0], 50)[:, None]
 SIZES = (2, 16, 16, 1)
 RATE, DECAY = 0.1, 1e-4
 

@@ -22,7 +22,7 @@ import torchinfo
 
 from course_lib import facts, memory_trace, models, units
 from course_lib.facts import ModelConfig
-from course_lib.moments import moments
+from course_lib.moments import ONE_BY_ONE, moments
 from course_lib.shapes import num_params
 
 LLAMA = facts.model("llama-2-7b")
@@ -30,17 +30,17 @@ LLAMA_4 = dataclasses.replace(LLAMA, num_layers=4)
 SMALL = ModelConfig(
     vocab_size=27, dim=128, num_layers=4, num_heads=4, ffn_dim=344, max_seq_len=256, name="names"
 )
-AT_ONCE = "one tensor at a time"
+
 STEPS = [  # model, convention, batch, sequence, optimizer, step, the rest
-    (LLAMA, "fp32", 1, 2048, "adamw", AT_ONCE, {}),
-    (LLAMA, "pure-bf16", 8, 2048, "adamw", AT_ONCE, {"checkpointing": True}),
+    (LLAMA, "fp32", 1, 2048, "adamw", ONE_BY_ONE, {}),
+    (LLAMA, "pure-bf16", 8, 2048, "adamw", ONE_BY_ONE, {"checkpointing": True}),
     (LLAMA_4, "autocast", 8, 2048, "adamw", "foreach", {}),
-    (LLAMA_4, "fp32", 4, 1024, "sgd", AT_ONCE, {"attention": "explicit"}),
+    (LLAMA_4, "fp32", 4, 1024, "sgd", ONE_BY_ONE, {"attention": "explicit"}),
     (facts.model("qwen2.5-0.5b"), "autocast", 4, 1024, "adamw", "foreach", {}),
-    (facts.model("qwen2.5-1.5b"), "fp32", 1, 512, "momentum", AT_ONCE, {}),
+    (facts.model("qwen2.5-1.5b"), "fp32", 1, 512, "momentum", ONE_BY_ONE, {}),
     (facts.model("llama-3.2-1b"), "pure-bf16", 2, 4096, "adamw", "fused", {"checkpointing": True}),
     (facts.model("mistral-7b-v0.1"), "autocast", 1, 1024, "adamw", "fused", {}),
-    (SMALL, "fp32", 32, 128, "adamw", AT_ONCE, {}),
+    (SMALL, "fp32", 32, 128, "adamw", ONE_BY_ONE, {}),
     (SMALL, "fp32", 64, 256, "momentum", "foreach", {"checkpointing": True}),
 ]
 
@@ -61,7 +61,7 @@ def drawn(count: int) -> list[tuple]:
                 draw.choice([1, 2, 4, 8]),
                 draw.choice([128, 512, 1024, 2048]),
                 draw.choice(["adamw", "adamw", "momentum", "sgd"]),
-                draw.choice([AT_ONCE, "foreach", "fused"]),
+                draw.choice([ONE_BY_ONE, "foreach", "fused"]),
                 how,
             )
         )

@@ -8,9 +8,11 @@ import them. `tests/test_layers.py` reads this list.
     models datasets landscapes      what is trained
     autograd graph replay           a small engine; what was recorded; its passes, step by step
     optimizers schedules precision  rules and state; rates by update number; formats, loss scaling
-    compute live_bytes              FLOPs; every storage while it lives
+    compute fake_tensors            FLOPs; the bytes that shapes alone tell
+    live_bytes                      every storage while it lives
     training memory_trace           the step; the step, measured
-    shapes memory moments           by arithmetic: kept bytes; copies of a parameter; the peak
+    shapes ledgers memory           by arithmetic: kept bytes; copies of a parameter; and live
+    passes moments                  what is alive in forward and backward; the peak
     check                           predictions and exercises: the engine, pure logic
     lessons views                   questions and feedback; pictures
 """

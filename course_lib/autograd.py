@@ -3,25 +3,13 @@
 An operation keeps its parents and a function from its output's gradient to theirs.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-_recording = ContextVar("recording", default=True)
-
-
-@contextmanager
-def no_grad() -> Iterator[None]:
-    """Operations inside record nothing."""
-    token = _recording.set(False)
-    try:
-        yield
-    finally:
-        _recording.reset(token)
+from course_lib.checks import number
 
 
 class Tensor:
@@ -45,22 +33,16 @@ class Tensor:
     def __repr__(self) -> str:
         return f"Tensor({np.array2string(self.data, precision=4, separator=', ')})"
 
-    def detach(self) -> "Tensor":  # the same data, no memory of how it was made
-        return Tensor(self.data)
+    def backward(self) -> None:
+        """Add this scalar's gradient to `.grad` of every leaf that needs one.
 
-    def backward(self, gradient: Any = None) -> None:
-        """Add this tensor's gradient, 1 for a scalar, to `.grad` of every leaf that needs one.
-
-        Raises ValueError for no graph, a non-scalar without `gradient`, a wrong shape, a cycle.
+        Raises ValueError for no graph, more than one number, a cycle.
         """
         if not self.requires_grad:
             raise ValueError("this tensor has no graph: nothing it was made from needs a gradient")
-        if gradient is None and self.data.size != 1:
-            raise ValueError(f"shape {self.shape} is no scalar: give backward its gradient")
-        seed = np.ones(self.shape) if gradient is None else np.asarray(gradient, dtype=float)
-        if seed.shape != self.shape:
-            raise ValueError(f"the gradient has shape {seed.shape}, the tensor {self.shape}")
-        arrived = {id(self): seed}
+        if self.data.size != 1:
+            raise ValueError(f"shape {self.shape} is no scalar: end with .sum() or .mean()")
+        arrived = {id(self): np.ones(self.shape)}
         for tensor in last_to_first([self], lambda t: [p for p in t.parents if p.requires_grad]):
             g = arrived.pop(id(tensor))
             if tensor.gradients is None:
@@ -81,7 +63,7 @@ class Tensor:
         return _binary("*", np.multiply, self, other, lambda g, a, b: (g * b, g * a))
 
     def __truediv__(self, other: Any) -> "Tensor":
-        return _binary("/", np.divide, self, other, lambda g, a, b: (g / b, -g * a / (b * b)))
+        return _binary("/", np.divide, self, other, lambda g, a, b: (g / b, -g * (a / b / b)))
 
     __radd__, __rmul__ = __add__, __mul__
 
@@ -95,9 +77,12 @@ class Tensor:
         return Tensor(other) / self
 
     def __pow__(self, n: float) -> "Tensor":
-        if not isinstance(n, (int, float)):
-            raise TypeError(f"the exponent must be a number, got {type(n).__name__}")
-        return _elementwise(f"**{n:g}", self, self.data**n, lambda x, y: n * x ** (n - 1))
+        n = number("the exponent", n)
+
+        def slope(x, y):
+            return n * x ** (n - 1) if n else np.zeros_like(x)  # 0 · 0⁻¹ would be NaN
+
+        return _elementwise(f"**{n:g}", self, self.data**n, slope)
 
     def __matmul__(self, other: Any) -> "Tensor":
         other = other if isinstance(other, Tensor) else Tensor(other)
@@ -106,14 +91,6 @@ class Tensor:
             raise ValueError(f"@ needs (…, n, m) and (…, m, p), got {a.shape} and {b.shape}")
         swap = partial(np.swapaxes, axis1=-1, axis2=-2)
         return _made("@", a @ b, (self, other), lambda g: (g @ swap(b), swap(a) @ g))
-
-    def __getitem__(self, index: Any) -> "Tensor":
-        def gradients(g, shape=self.data.shape):
-            whole = np.zeros(shape)
-            np.add.at(whole, index, g)
-            return (whole,)
-
-        return _made("[]", self.data[index], (self,), gradients)
 
     def sum(self, axis: int | tuple[int, ...] | None = None) -> "Tensor":
         y, shape = self.data.sum(axis=axis), self.data.shape
@@ -135,28 +112,10 @@ class Tensor:
     def log(self) -> "Tensor":
         return _elementwise("log", self, np.log(self.data), lambda x, y: 1 / x)
 
-    def reshape(self, *shape: int) -> "Tensor":
-        y, before = self.data.reshape(shape), self.data.shape
-        return _made("reshape", y, (self,), lambda g: (g.reshape(before),))
-
-    def transpose(self, *axes: int) -> "Tensor":
-        y, back = self.data.transpose(*axes), np.argsort(axes) if axes else None
-        return _made("transpose", y, (self,), lambda g: (g.transpose(back),))
-
-
-def cross_entropy(logits: Tensor, labels: Any) -> Tensor:
-    """Mean of −log softmax at the labels: logits (n, classes), labels (n,) whole numbers."""
-    n, classes = logits.shape
-    shifted = logits.data - logits.data.max(axis=1, keepdims=True)
-    log_p = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    right = np.eye(classes)[labels]
-    y = -(right * log_p).sum() / n
-    return _made("cross_entropy", y, (logits,), lambda g: (g * (np.exp(log_p) - right) / n,))
-
 
 def _made(op: str, data: Any, parents: tuple, gradients: Callable) -> Tensor:
     out = Tensor(data)
-    if _recording.get() and any(parent.requires_grad for parent in parents):
+    if any(parent.requires_grad for parent in parents):
         out.requires_grad, out.op, out.parents, out.gradients = True, op, parents, gradients
     return out
 

@@ -4,6 +4,7 @@ Pure logic: no display, no torch. A wrong answer that was foreseen gets its own 
 """
 
 import copy
+import dis
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -210,7 +211,7 @@ class Exercise:
 
     def check(self, attempt: Any) -> Result:
         """Not attempted, not yet with a reason, or passed. An error in the attempt is a reason."""
-        if attempt is None or attempt is ...:
+        if untouched(attempt):
             return Result(NOT_ATTEMPTED, "")
         takes_nothing = self.cases == ((),)
         if not callable(attempt):
@@ -222,8 +223,10 @@ class Exercise:
             given = [attempt(*copy.deepcopy(case)) for case in self.cases]
         except Exception as error:
             return _raised(error)
-        if all(value is None or value is ... for value in given):
+        if all(value is ... for value in given):
             return Result(NOT_ATTEMPTED, "")
+        if all(value is None for value in given):
+            return Result(WRONG, "It returned nothing. End it with `return` and the answer.")
         right = self._answers(self.answer)
         if self._equal(given, right):
             return Result(PASSED, "")
@@ -236,7 +239,7 @@ class Exercise:
             i for i, pair in enumerate(zip(given, right, strict=True)) if not self._same(*pair)
         )
         arguments = ", ".join(_short(argument) for argument in self.cases[case])
-        return Result(WRONG, f"For ({arguments}) it gives {_short(given[case])}.")
+        return Result(WRONG, f"For ({arguments}) it gives {_unlike(given[case], right[case])}.")
 
     def _answers(self, function: Callable[..., Any]) -> list:
         return [function(*copy.deepcopy(case)) for case in self.cases]
@@ -245,6 +248,7 @@ class Exercise:
         return all(self._same(g, e) for g, e in zip(given, expected, strict=True))
 
     def _same(self, given: Any, expected: Any) -> bool:
+        given = given.item() if isinstance(given, np.generic) else given
         if isinstance(expected, (bool, str)) or isinstance(given, str) or expected is None:
             return type(given) is type(expected) and given == expected
         try:
@@ -263,7 +267,7 @@ class Exercise:
 class Challenge:
     """An open task: `verify(attempt)` gives None when it is met, else what is missing.
 
-    A bare NotImplementedError says that the attempt is an untouched stub.
+    A stub isn't given to it. A bare NotImplementedError says that the attempt is one all the same.
 
     >>> even = Challenge(lambda n: "That is odd." if n % 2 else None)
     >>> even.check(3), even.check(4), even.check(None)
@@ -273,13 +277,28 @@ class Challenge:
     verify: Callable[[Any], str | None]
 
     def check(self, attempt: Any) -> Result:
-        if attempt is None or attempt is ...:
+        if untouched(attempt):
             return Result(NOT_ATTEMPTED, "")
         try:
             missing = self.verify(attempt)
         except Exception as error:
             return _raised(error)
         return Result(PASSED, "") if missing is None else Result(WRONG, missing)
+
+
+def untouched(attempt: Any) -> bool:
+    """Whether this is None, `...`, or a function without a body: `...`, `pass`, a docstring.
+
+    >>> untouched(lambda n: ...), untouched(print), untouched(lambda n: 8 * n)
+    (True, False, False)
+    """
+    if attempt is None or attempt is ...:
+        return True
+    if not hasattr(attempt, "__code__"):
+        return False
+    steps = [step for step in dis.get_instructions(attempt) if step.opname not in ("RESUME", "NOP")]
+    empty = all(step.opname in ("LOAD_CONST", "RETURN_CONST", "RETURN_VALUE") for step in steps)
+    return empty and all(step.argval is None or step.argval is ... for step in steps)
 
 
 def _raised(error: Exception) -> Result:
@@ -294,6 +313,12 @@ def _numbers(value: Any) -> np.ndarray:
     if hasattr(value, "detach"):
         value = value.detach().cpu().double()
     return np.asarray(value, dtype=float)
+
+
+def _unlike(given: Any, expected: Any) -> str:
+    if _short(given) == _short(expected):
+        return f"{_short(given)}; the difference from what was expected is too small to show"
+    return f"{_short(given)}; expected {_short(expected)}"
 
 
 def _short(value: Any) -> str:

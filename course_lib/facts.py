@@ -6,6 +6,8 @@ from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 
+from course_lib.checks import one_of, whole
+
 DATA = Path(__file__).resolve().parent.parent / "data"
 
 
@@ -38,12 +40,24 @@ class Accelerator:
         return self.reported_bytes or self.memory_bytes
 
 
+SIZES = (
+    "vocab_size", "dim", "num_layers", "num_heads", "ffn_dim", "max_seq_len",
+    "num_kv_heads", "head_dim", "num_experts",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class ModelConfig:
-    """The dimensions of a transformer.
+    """The dimensions of a dense transformer.
 
-    `num_kv_heads` defaults to `num_heads` and `head_dim` to dim / num_heads. `published_params`
-    is the count in the public checkpoint where it is known, else None.
+    `num_kv_heads` defaults to `num_heads` and `head_dim` to dim / num_heads. `qk_norm` is an
+    RMSNorm over each head of queries and keys, as in Qwen3. `published_params` is the count in
+    the public checkpoint where it is known, else None.
+
+    It can't say experts (`num_experts` above 1 is refused), further norms, other biases than
+    `qkv_bias`, one matrix for the feed-forward's way up: each changes the number of parameters,
+    so compare `num_params` with the published one. Nor dropout, a cap on logits, rotation of a
+    part of a head, which change bytes kept and no parameter; a sliding window changes neither.
 
     >>> ModelConfig(vocab_size=27, dim=32, num_layers=2, num_heads=4, ffn_dim=64,
     ...             max_seq_len=16).head_dim
@@ -60,6 +74,8 @@ class ModelConfig:
     head_dim: int | None = None
     tied_head: bool = False
     qkv_bias: bool = False
+    qk_norm: bool = False
+    num_experts: int = 1
     family: str = "llama"
     name: str = ""
     published_params: int | None = None
@@ -68,22 +84,29 @@ class ModelConfig:
     verified: str = ""
 
     def __post_init__(self):
-        sizes = ("vocab_size", "dim", "num_layers", "num_heads", "ffn_dim", "max_seq_len")
-        for size in sizes:
-            _positive(size, getattr(self, size))
         if self.num_kv_heads is None:
             object.__setattr__(self, "num_kv_heads", self.num_heads)
+        for size in ("dim", "num_heads"):
+            whole(size, getattr(self, size))
         if self.head_dim is None:
             if self.dim % self.num_heads:
                 raise ValueError(
                     f"dim {self.dim} isn't a multiple of num_heads {self.num_heads}: give head_dim"
                 )
             object.__setattr__(self, "head_dim", self.dim // self.num_heads)
-        _positive("num_kv_heads", self.num_kv_heads)
-        _positive("head_dim", self.head_dim)
+        for size in SIZES:
+            object.__setattr__(self, size, whole(size, getattr(self, size)))
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_heads {self.num_heads} must be a multiple of num_kv_heads {self.num_kv_heads}"
+            )
+        for flag in ("tied_head", "qkv_bias", "qk_norm"):
+            one_of(flag, getattr(self, flag), (True, False))
+        if self.num_experts > 1:
+            raise ValueError(
+                f"num_experts is {self.num_experts}: a mixture of experts isn't counted here, "
+                "neither its parameters nor what it keeps for backward. Its states follow from the "
+                "published number of all its parameters: memory.ledger(number, convention)"
             )
 
 
@@ -137,13 +160,6 @@ class Matmul:
     shape: str
     source: str
     verified: str
-
-
-def _positive(name: str, value) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number, got {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")
 
 
 def accelerator(name: str) -> Accelerator:

@@ -7,6 +7,7 @@ its `.grad`; what needs no gradient has no node there.
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,7 @@ class Saved:
     """A tensor that an operation keeps for backward, by torch's name for it, such as "result".
 
     `num_bytes` is its whole storage at the first operation that keeps it; 0 at later ones, and
-    for a parameter, which is there anyway.
+    for a parameter or a model's buffer, which are there anyway.
     """
 
     name: str
@@ -63,7 +64,7 @@ class Graph:
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes kept for backward: each storage once, parameters left out."""
+        """Bytes kept for backward: each storage once, parameters and buffers left out."""
         return sum(node.saved_bytes for node in self.nodes)
 
     @property
@@ -79,18 +80,18 @@ class Graph:
 def trace(tensor: Any, parameters: nn.Module | Mapping[str, Any] | None = None) -> Graph:
     """The graph behind a torch tensor or one of ours. Nothing is computed and nothing changes.
 
-    `parameters` is a model, or tensors by name. They, and every nn.Parameter that is a leaf, are
-    left out of `saved_bytes`; frozen ones are known only if they are given. What `hiding` names
-    isn't counted. A tensor without a graph is a single node. Raises TypeError for what is no
-    tensor, ValueError for a cycle, for sparse tensors, and for a result of torch's in
-    `parameters`.
+    `parameters` is a model, or tensors by name. They, its buffers, and every nn.Parameter that is
+    a leaf, are left out of `saved_bytes`; frozen ones and buffers are known only if they are
+    given. What `hiding` names isn't counted, nor a checkpoint's random state. A tensor without a
+    graph is a single node. Raises TypeError for what is no tensor, ValueError for a cycle, for
+    sparse tensors, and for a result of torch's in `parameters`.
 
     >>> a = autograd.Tensor(3.0, requires_grad=True)
     >>> graph = trace(a * a, {"a": a})
     >>> [(node.role, node.name or node.op) for node in graph.nodes], graph.edges
     ([('parameter', 'a'), ('operation', '*')], ((0, 1), (0, 1)))
     """
-    return _graph([_root(tensor)], _named(parameters), stops=())
+    return _graph([_root(tensor)], _named(parameters), _buffers(parameters), stops=())
 
 
 def trace_module(module: nn.Module, run: Callable[[], object]) -> Graph:
@@ -108,7 +109,7 @@ def trace_module(module: nn.Module, run: Callable[[], object]) -> Graph:
 
     def after(_, args, out):
         roots = [_root(tensor) for tensor in _tensors(out) if tensor.requires_grad]
-        graphs.append(_graph(roots, _named(module), began[-1]))
+        graphs.append(_graph(roots, _named(module), _buffers(module), began[-1]))
 
     hooks = [
         module.register_forward_pre_hook(before, with_kwargs=True),
@@ -159,7 +160,11 @@ def _named(parameters) -> dict[str, Any]:
     return dict(parameters)
 
 
-def _graph(roots: list, parameters: dict[str, Any], stops) -> Graph:
+def _buffers(parameters) -> list[torch.Tensor]:
+    return list(parameters.buffers()) if isinstance(parameters, nn.Module) else []
+
+
+def _graph(roots: list, parameters: dict[str, Any], buffers: list, stops) -> Graph:
     stopped = set(stops)
 
     def parents_of(found):
@@ -171,7 +176,7 @@ def _graph(roots: list, parameters: dict[str, Any], stops) -> Graph:
     names = {id(tensor): name for name, tensor in parameters.items()}
     own = [leaf for leaf in map(_leaf, order) if isinstance(leaf, nn.Parameter)]
     own += [tensor for tensor in parameters.values() if not getattr(tensor, "parents", ())]
-    counted = {_storage(tensor)[0] for tensor in own}
+    counted = {_storage(tensor)[0] for tensor in own + buffers}
     nodes = [_node(found, names, counted, found in stopped) for found in order]
     return Graph(tuple(nodes), tuple(edges))
 
@@ -261,15 +266,31 @@ def _kept_by_torch(function: Any) -> Iterator[tuple[str, torch.Tensor]]:
         for saved in raw if isinstance(raw, (tuple, list)) else [raw]:
             for tensor in _behind(saved):
                 yield attribute.removeprefix("_raw_saved_"), tensor
+    for name, value in getattr(function, "__dict__", {}).items():  # a custom function's own ctx
+        yield from ((name, tensor) for tensor in _tensors(value))
 
 
 def _behind(saved: Any) -> Iterator[torch.Tensor]:
-    """The tensors that one saved entry holds on to, or what a hook packed in their place."""
+    """The tensors that one saved entry holds on to, or what a hook packed in their place.
+
+    What a checkpoint packs leads to its frame and the inputs kept there, which are packed again
+    if the checkpoint lies in another one.
+    """
     yield from (tensor for tensor in _tensors(saved.data) if not _is_python_number(tensor))
-    for cell in getattr(saved.unpack_hook, "__closure__", None) or ():
-        for held in getattr(cell.cell_contents, "saved_args", ()):  # a checkpoint's own inputs
-            if isinstance(getattr(held, "data", None), torch.Tensor):
-                yield held.data
+    for frame in _closed_over(saved.unpack_hook).values():
+        if hasattr(frame, "saved_args"):
+            by_name = _closed_over(frame.recompute_fn).get("kwargs")
+            for held in tree_leaves([frame.saved_args, by_name]):
+                yield from _behind(held) if hasattr(held, "unpack_hook") else _tensors(held)
+
+
+def _closed_over(function: Any) -> dict[str, Any]:
+    cells = getattr(function, "__closure__", None) or ()
+    names, found = function.__code__.co_freevars if cells else (), {}
+    for name, cell in zip(names, cells, strict=True):
+        with suppress(ValueError):  # a variable that has no value yet
+            found[name] = cell.cell_contents
+    return found
 
 
 NARROWER = {

@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from course_lib.checks import whole
+
 
 @dataclass(frozen=True)
 class Landscape:
@@ -65,7 +67,7 @@ def descend(
     point = torch.nn.Parameter(torch.tensor(landscape.start, dtype=torch.float64))
     optimizer, generator = build_optimizer([point]), torch.Generator().manual_seed(0)
     path = [point.tolist()]
-    for _ in range(steps):
+    for _ in range(whole("steps", steps, least=0)):
         (point.grad,) = torch.autograd.grad(landscape.loss(*point), point)
         noise = torch.randn(2, dtype=torch.float64, generator=generator)
         point.grad += landscape.noise * noise

@@ -5,7 +5,7 @@ registers every new storage with a weak reference and hears when the storage die
 bytes are known after each operation.
 
 Not seen: what a kernel allocates and frees inside itself, and what an allocator rounds up or
-keeps back.
+keeps back. Kernels differ: dropout keeps its mask as floats on a CPU and as bools on a GPU.
 """
 
 import linecache
@@ -27,12 +27,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from course_lib import units
-from course_lib.compute import flop_counter
+from course_lib import fake_tensors, units
+from course_lib.compute import NoFormula, flops_of
 
 CATEGORIES = ("weights", "gradients", "optimizer state", "activations", "inputs", "temporaries")
 
-_NOT_THE_READERS = (str(Path(torch.__file__).parent) + os.sep, __file__)
+_NOT_THE_READERS = (str(Path(torch.__file__).parent) + os.sep, __file__, fake_tensors.__file__)
 
 
 class Event(NamedTuple):
@@ -50,6 +50,7 @@ class Phase:
     """One phase of one step, from event `first` up to but not including event `end`.
 
     `seconds` includes the measuring; it is None under fake tensors, which take no real time.
+    `flops` is None if an operation ran whose FLOPs can't be counted (`compute`).
     """
 
     step: int
@@ -58,7 +59,7 @@ class Phase:
     bytes_after: int
     peak_bytes: int
     seconds: float | None
-    flops: int
+    flops: int | None
     first: int
     end: int
 
@@ -130,7 +131,8 @@ class Tracer(TorchDispatchMode):
         self.step = 0
         self.phase_name = "build"
         self.operation = ""
-        self.live_bytes = self.peak_bytes = self.phase_peak = self.flops = 0
+        self.live_bytes = self.peak_bytes = self.phase_peak = 0
+        self.flops: int | None = 0  # of this phase
         self.peak_index = 0
         self.peak_at = PeakAt(0, "build", "", "", "")
         self.phases: list[Phase] = []
@@ -138,7 +140,6 @@ class Tracer(TorchDispatchMode):
         self._log: list[tuple[int, str, str, _Storage, int]] = []
         self._unsettled: list[_Storage] = []
         self._forward_frames: dict[int, tuple] = {}  # autograd sequence number -> code, line
-        self._flop_formulas = flop_counter().flop_registry
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -154,14 +155,19 @@ class Tracer(TorchDispatchMode):
         if self.fake and self.operation.startswith("aten._fused_") and not func._schema.returns:
             return None
         out = func(*args, **kwargs)
-        formula = self._flop_formulas.get(func._overloadpacket)
-        if formula is not None:
-            self.flops += formula(*args, **kwargs, out_val=out)
+        self._count(func, args, kwargs, out)
         if recording and self.phase_name in ("forward", "loss"):
             self._forward_frames[torch._C._autograd._get_sequence_nr() - 1] = _readers_frame()
         for tensor in _tensors((out,)):
             self._register(tensor, None, recording)
         return out
+
+    def _count(self, *operation) -> None:
+        if self.flops is not None:
+            try:
+                self.flops += flops_of(*operation)
+            except NoFormula:
+                self.flops = None
 
     def adopt(self, model: nn.Module) -> None:
         """All that is alive once the model is built belongs to it; follow its gradients."""
@@ -192,7 +198,7 @@ class Tracer(TorchDispatchMode):
     def phase(self, name: str):
         if name == "backward":
             self._settle()
-        before, flops, start = self.live_bytes, self.flops, time.perf_counter()
+        before, self.flops, start = self.live_bytes, 0, time.perf_counter()
         self.phase_name, self.phase_peak, first = name, self.live_bytes, len(self._log)
         yield
         seconds = None if self.fake else time.perf_counter() - start
@@ -204,7 +210,7 @@ class Tracer(TorchDispatchMode):
                 self.live_bytes,
                 self.phase_peak,
                 seconds,
-                self.flops - flops,
+                self.flops,
                 first,
                 len(self._log),
             )

@@ -15,11 +15,12 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
-    FakeTensorMode,
     UnsupportedOperatorException,
 )
 from torch.utils._pytree import tree_leaves
 
+from course_lib import checks
+from course_lib.fake_tensors import Copies, ShapesAlone, ShapesCantTell
 from course_lib.live_bytes import (
     CATEGORIES,
     Event,
@@ -59,19 +60,22 @@ def measure(
     `zero_grad` is "after step", "before forward" or "before backward".
 
     Raises TypeError or ValueError for input of the wrong kind, for a model that was built
-    before, and, under fake tensors, for a model that reads values or runs an operation that torch
-    can't run on shapes alone.
+    before, and, under fake tensors, for a model that reads values, is converted once it is built,
+    or runs an operation that torch can't run on shapes alone or whose memory they don't tell
+    (nn.LSTM). Fake tensors can't refuse what depends on values: NaN, an index out of range, a
+    number in a tensor that is too large for fp16. `F.one_hot` has other temporaries under them,
+    an eighth larger.
     """
-    _check(build_model, build_batch, loss_fn, build_optimizer, dtype, steps, accumulate, zero_grad)
+    steps, accumulate = checks.whole("steps", steps), checks.whole("accumulate", accumulate)
+    checks.one_of("zero_grad", zero_grad, ZERO_GRAD)
+    _check(build_model, build_batch, loss_fn, build_optimizer, dtype)
     check_autocast(autocast)
-    tracer, fake_mode = Tracer(fake), None
-    if fake:  # without its fallback, which runs an operation for real, in real memory
-        fake_mode = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+    tracer, fake_mode = Tracer(fake), ShapesAlone() if fake else None
     default = torch.get_default_dtype()
     random_state = torch.get_rng_state()
     torch.set_default_dtype(dtype)
     try:
-        with fake_mode or nullcontext(), tracer:
+        with Copies() if fake else nullcontext(), fake_mode or nullcontext(), tracer:
             model = build_model()
             _check_new(model, tracer, fake)
             tracer.adopt(model)
@@ -92,20 +96,31 @@ def measure(
                 )
             tracer.label_state(optimizer.state)
             del batches
-    except UnsupportedOperatorException as error:
-        raise ValueError(
-            f"torch can't run {error.func} on shapes alone: {readers_line(error)}: "
-            "measure with fake=False, or leave it out"
-        ) from error
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        raise ValueError(
-            "fake tensors hold no values, and this asks for one, as .item(), float() and if do: "
-            f"{readers_line(error)}: measure with fake=False, or leave it out"
-        ) from error
+    except RuntimeError as error:
+        told = _told(error)
+        if not told:
+            raise
+        raise ValueError(f"{told[0]}: {readers_line(error)}: {told[1]}") from error
     finally:
         torch.set_default_dtype(default)
         torch.set_rng_state(random_state)
     return tracer.timeline()
+
+
+def _told(error: RuntimeError) -> tuple[str, str] | None:
+    """What fake tensors can't do, and what to do; None for an error of another kind."""
+    instead = "measure with fake=False, or leave it out"
+    if isinstance(error, ShapesCantTell):
+        return str(error), error.instead or instead
+    if isinstance(error, UnsupportedOperatorException):
+        return f"torch can't run {error.func} on shapes alone", instead
+    if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
+        asked = "fake tensors hold no values, and this asks for one, as .item(), float() and if do"
+        return asked, instead
+    if "Couldn't swap" in str(error):
+        converted = "a model that is built can't be converted on shapes alone, as .to() does"
+        return converted, "build it as it shall be, as with measure(dtype=torch.bfloat16)"
+    return None
 
 
 class _ZeroGrad:
@@ -140,7 +155,7 @@ class _ZeroGrad:
         return with_zero_grad
 
 
-def _check(build_model, build_batch, loss_fn, build_optimizer, dtype, steps, accumulate, zero_grad):
+def _check(build_model, build_batch, loss_fn, build_optimizer, dtype):
     for name, function in (
         ("build_model", build_model),
         ("build_batch", build_batch),
@@ -156,13 +171,6 @@ def _check(build_model, build_batch, loss_fn, build_optimizer, dtype, steps, acc
         )
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise TypeError(f"dtype must be a floating-point torch.dtype, got {dtype!r}")
-    for name, count in (("steps", steps), ("accumulate", accumulate)):
-        if isinstance(count, bool) or not isinstance(count, int):
-            raise TypeError(f"{name} must be a whole number, got {count!r}")
-        if count < 1:
-            raise ValueError(f"{name} must be at least 1, got {count}")
-    if zero_grad not in ZERO_GRAD:
-        raise ValueError(f"zero_grad must be one of {list(ZERO_GRAD)}, got {zero_grad!r}")
 
 
 def _check_new(model: nn.Module, tracer: Tracer, fake: bool) -> None:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from course_lib.checks import one_of, whole
 from course_lib.facts import ModelConfig
 
 
@@ -23,8 +24,7 @@ def mlp(
     """
     if len(sizes) < 2:
         raise ValueError(f"mlp needs an input and an output size, got {sizes}")
-    if any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
-        raise ValueError(f"mlp sizes must be whole numbers of at least 1, got {sizes}")
+    sizes = tuple(whole("a size of mlp", size) for size in sizes)
     if not (isinstance(activation, type) and issubclass(activation, nn.Module)):
         raise TypeError(f"activation must be a module class such as nn.ReLU, got {activation!r}")
     layers = []
@@ -96,10 +96,12 @@ class Attention(nn.Module):
         self.wk = nn.Linear(d, config.num_kv_heads * h, bias=bias)
         self.wv = nn.Linear(d, config.num_kv_heads * h, bias=bias)
         self.wo = nn.Linear(config.num_heads * h, d, bias=False)
+        self.q_norm = RMSNorm(h) if config.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(h) if config.qk_norm else nn.Identity()
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        q = rotate(self._heads(self.wq(x)), cos, sin)  # (B, H, T, h)
-        k = rotate(self._heads(self.wk(x)), cos, sin)  # (B, K, T, h)
+        q = rotate(self.q_norm(self._heads(self.wq(x))), cos, sin)  # (B, H, T, h)
+        k = rotate(self.k_norm(self._heads(self.wk(x))), cos, sin)  # (B, K, T, h)
         v = self._heads(self.wv(x))
         if self.queries_per_kv > 1:
             k = k.repeat_interleave(self.queries_per_kv, dim=1)
@@ -151,14 +153,7 @@ class Transformer(nn.Module):
         self, config: ModelConfig, *, attention: str = "sdpa", checkpointing: bool = False
     ):
         super().__init__()
-        if not isinstance(config, ModelConfig):
-            raise TypeError(f"config must be a ModelConfig, got {type(config).__name__}")
-        if config.family != "llama":
-            raise ValueError(f"Transformer builds the llama family, not {config.family!r}")
-        if config.head_dim % 2:
-            raise ValueError(f"rotary positions need an even head_dim, got {config.head_dim}")
-        if attention not in ATTENTION:
-            raise ValueError(f"attention must be one of {sorted(ATTENTION)}, got {attention!r}")
+        check_options(config, attention, checkpointing)
         self.config = config
         self.checkpointing = checkpointing
         self.embedding = nn.Embedding(config.vocab_size, config.dim)
@@ -190,6 +185,18 @@ class Transformer(nn.Module):
                 f"the sequence has {tokens.shape[1]} tokens, max_seq_len is "
                 f"{self.config.max_seq_len}"
             )
+
+
+def check_options(config: ModelConfig, attention: str, checkpointing: bool) -> None:
+    """Raise TypeError or ValueError for what Transformer can't be built from."""
+    if not isinstance(config, ModelConfig):
+        raise TypeError(f"config must be a ModelConfig, got {type(config).__name__}")
+    if config.family != "llama":
+        raise ValueError(f"Transformer builds the llama family, not {config.family!r}")
+    if config.head_dim % 2:
+        raise ValueError(f"rotary positions need an even head_dim, got {config.head_dim}")
+    one_of("attention", attention, ATTENTION)
+    one_of("checkpointing", checkpointing, (True, False))
 
 
 def _initialise(module: nn.Module) -> None:

@@ -3,12 +3,15 @@
 θ parameter, g gradient, γ learning rate (`lr`), λ weight decay, μ momentum, k update number.
 They are `torch.optim.Optimizer`s, so that parameter groups, `state_dict` and `zero_grad` come
 with them. A parameter without a gradient is left alone. Complex and sparse ones are refused.
+What a group asks for is checked when it is added, TypeError or ValueError.
 """
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
+
+from course_lib.checks import number
 
 
 class SGD(Optimizer):
@@ -20,13 +23,17 @@ class SGD(Optimizer):
     keeps = frozenset({"b"})
 
     def __init__(self, params, lr=1e-3, momentum=0.0, nesterov=False, weight_decay=0.0):
-        _check_not_negative(lr=lr, momentum=momentum, weight_decay=weight_decay)
-        if nesterov and not momentum:
-            raise ValueError("Nesterov's momentum needs a momentum above 0")
         super().__init__(
             params,
             dict(lr=lr, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay),
         )
+
+    def add_param_group(self, param_group):
+        group = _filled(self, param_group)
+        _check_not_negative(group, "lr", "momentum", "weight_decay")
+        if group["nesterov"] and not group["momentum"]:
+            raise ValueError("Nesterov's momentum needs a momentum above 0")
+        super().add_param_group(param_group)
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -60,12 +67,17 @@ class Adam(Optimizer):
     def __init__(
         self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, amsgrad=False
     ):
-        _check_not_negative(lr=lr, eps=eps, weight_decay=weight_decay)
-        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"betas must be two numbers from 0 to below 1, got {betas!r}")
         super().__init__(
             params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad)
         )
+
+    def add_param_group(self, param_group):
+        group = _filled(self, param_group)
+        _check_not_negative(group, "lr", "eps", "weight_decay")
+        betas = group["betas"]
+        if len(betas) != 2 or not all(0 <= number("a beta", beta) < 1 for beta in betas):
+            raise ValueError(f"betas must be two numbers from 0 to below 1, got {betas!r}")
+        super().add_param_group(param_group)
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -153,7 +165,14 @@ def _loss_of(closure):
         return closure()
 
 
-def _check_not_negative(**values: float) -> None:
-    for name, value in values.items():
-        if not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-            raise ValueError(f"{name} must be a number of at least 0, got {value!r}")
+def _filled(optimizer: Optimizer, group: dict) -> dict:
+    """A parameter group with the defaults for what it doesn't say."""
+    if not isinstance(group, dict):
+        raise TypeError(f"a parameter group is a dict with params, got {type(group).__name__}")
+    return optimizer.defaults | group
+
+
+def _check_not_negative(group: dict, *names: str) -> None:
+    for name in names:
+        if number(name, group[name]) < 0:
+            raise ValueError(f"{name} must be a number of at least 0, got {group[name]!r}")

@@ -8,35 +8,51 @@ becoming 0 in fp16, `MasterWeights` keeps small updates from being lost.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 from torch import Tensor, nn
+
+from course_lib.checks import one_of, whole
+
+HIGHEST = ("infinity", "nan", "numbers")  # what the highest exponent can stand for
 
 
 @dataclass(frozen=True)
 class Format:
     """A binary floating-point format.
 
-    `infinite` says whether the highest exponent stands for infinity and NaN, as in IEEE 754;
-    where it doesn't (fp8 e4m3fn), only all ones are NaN, and numbers reach further.
-    `saturates` says what torch's cast does with larger numbers: the largest, or infinity.
+    `highest` says what the highest exponent stands for. "infinity": for that, and for NaN, as in
+    IEEE 754. "nan": all ones are NaN, the rest are numbers (fp8 e4m3fn). "numbers": for numbers
+    alone (fp4 and fp6 of the OCP's MX formats, which have neither infinity nor NaN).
+    `saturates` says what a cast does with larger numbers: the largest, or infinity.
 
     >>> FP16.bits, FP16.max, FP16.eps
     (16, 65504.0, 0.0009765625)
+    >>> Format("fp4 e2m1", 2, 1, "numbers", saturates=True).max
+    6.0
     """
 
     name: str
     exponent_bits: int
     mantissa_bits: int
-    infinite: bool = True
+    highest: str = "infinity"
     saturates: bool = False
 
     def __post_init__(self):
-        if not (2 <= self.exponent_bits <= 8 and 1 <= self.mantissa_bits <= 23):
+        exponent = whole("exponent_bits", self.exponent_bits, least=0)
+        mantissa = whole("mantissa_bits", self.mantissa_bits, least=0)
+        one_of("highest", self.highest, HIGHEST)
+        most = 8 if self.highest == "infinity" else 7
+        if not (2 <= exponent <= most and 1 <= mantissa <= 23):
             raise ValueError(
-                "a format has 2 to 8 exponent bits and 1 to 23 mantissa bits, as float32 at most, "
-                f"got {self.exponent_bits} and {self.mantissa_bits}"
+                f"a format has 2 to {most} exponent bits and 1 to 23 mantissa bits, as float32 at "
+                f"most, got {exponent} and {mantissa}"
             )
+        object.__setattr__(self, "exponent_bits", exponent)
+        object.__setattr__(self, "mantissa_bits", mantissa)
+        if self.highest == "numbers" and not self.saturates:
+            raise ValueError("without infinity and NaN a format has to saturate: saturates=True")
 
     @property
     def bits(self) -> int:
@@ -49,9 +65,13 @@ class Format:
 
     @property
     def max(self) -> float:
-        largest_field = 2**self.exponent_bits - (2 if self.infinite else 1)
-        last = 2 ** (1 - self.mantissa_bits) if not self.infinite else 2**-self.mantissa_bits
-        return (2 - last) * 2.0 ** (largest_field - self.bias)
+        return decode(self._last, self)
+
+    @property
+    def _last(self) -> int:
+        """The bits of the largest number."""
+        ones = 2 ** (self.bits - 1) - 1
+        return ones - {"infinity": 2**self.mantissa_bits, "nan": 1, "numbers": 0}[self.highest]
 
     @property
     def min_normal(self) -> float:
@@ -74,7 +94,7 @@ FP32 = Format("fp32", 8, 23)
 TF32 = Format("tf32", 8, 10)
 FP16 = Format("fp16", 5, 10)
 BF16 = Format("bf16", 8, 7)
-FP8_E4M3 = Format("fp8 e4m3fn", 4, 3, infinite=False, saturates=True)
+FP8_E4M3 = Format("fp8 e4m3fn", 4, 3, "nan", saturates=True)
 FP8_E5M2 = Format("fp8 e5m2", 5, 2)
 
 
@@ -84,16 +104,14 @@ def decode(bits: int, format: Format) -> float:
     >>> decode(0b0_01111_1000000000, FP16)
     1.5
     """
-    if isinstance(bits, bool) or not isinstance(bits, int) or not 0 <= bits < 2**format.bits:
-        raise ValueError(f"{format.name} has patterns 0 to {2**format.bits - 1}, got {bits!r}")
+    bits = whole("bits", bits, least=0)
+    if bits >= 2**format.bits:
+        raise ValueError(f"{format.name} has patterns 0 to {2**format.bits - 1}, got {bits}")
     sign = -1.0 if bits >> (format.bits - 1) else 1.0
     field = bits >> format.mantissa_bits & 2**format.exponent_bits - 1
     mantissa = bits & 2**format.mantissa_bits - 1
-    if field == 2**format.exponent_bits - 1:
-        if format.infinite:
-            return math.nan if mantissa else sign * math.inf
-        if mantissa == 2**format.mantissa_bits - 1:
-            return math.nan
+    if bits & 2 ** (format.bits - 1) - 1 > format._last:
+        return sign * math.inf if format.highest == "infinity" and not mantissa else math.nan
     if field == 0:  # subnormal: no 1 before the point
         return sign * mantissa * format.min_subnormal
     return sign * (1 + mantissa * format.eps) * 2.0 ** (field - format.bias)
@@ -105,17 +123,15 @@ def encode(x: float, format: Format, *, overflow: str | None = None) -> int:
     >>> f"{encode(1.5, FP16):016b}"
     '0011111000000000'
     """
-    if isinstance(x, bool) or not isinstance(x, (int, float)):
+    if isinstance(x, bool) or not isinstance(x, Real):
         raise TypeError(f"encode takes a number, got {type(x).__name__}")
-    value = round_to(torch.tensor(x, dtype=torch.float64), format, overflow=overflow).item()
+    value = round_to(torch.tensor(float(x), dtype=torch.float64), format, overflow=overflow).item()
     sign = int(math.copysign(1, value) < 0) << (format.bits - 1)
-    highest = 2**format.exponent_bits - 1 << format.mantissa_bits
     if math.isnan(value):
-        return highest | (
-            2**format.mantissa_bits - 1 if not format.infinite else 2 ** (format.mantissa_bits - 1)
-        )
+        quiet = 2 ** (format.mantissa_bits - 1) if format.highest == "infinity" else 0
+        return format._last + 1 + quiet
     if math.isinf(value):
-        return sign | highest
+        return sign | format._last + 1
     size = abs(value)
     if size < format.min_normal:
         return sign | int(size / format.min_subnormal)
@@ -127,19 +143,27 @@ def encode(x: float, format: Format, *, overflow: str | None = None) -> int:
 def neighbours(x: float, format: Format) -> tuple[float, float]:
     """The numbers of this format just below and just above the one that x rounds to.
 
+    Beyond the largest there is infinity, or NaN where the format has none.
+
     >>> neighbours(1.0, BF16)
     (0.99609375, 1.0078125)
     """
-    if math.isnan(x):
+    bits = encode(x, format)
+    value = decode(bits, format)
+    if math.isnan(value):
         return math.nan, math.nan
-    value = decode(encode(x, format), format)
     if math.isinf(value):
         return (format.max, value) if value > 0 else (value, -format.max)
     top = 1 << format.bits - 1
     # in this order the patterns of the numbers follow each other: below 0, the sizes fall
-    bits = encode(value, format)
     place = -(bits - top) if bits & top else bits
-    return tuple(decode(top - p if p < 0 else p, format) for p in (place - 1, place + 1))
+
+    def at(place):
+        if abs(place) == top:  # beyond the largest, where every pattern is a number
+            return math.nan
+        return decode(top - place if place < 0 else place, format)
+
+    return at(place - 1), at(place + 1)
 
 
 def round_to(x: Tensor, format: Format, *, overflow: str | None = None) -> Tensor:
@@ -147,24 +171,37 @@ def round_to(x: Tensor, format: Format, *, overflow: str | None = None) -> Tenso
 
     It rounds once, also from float64, where torch's own casts round to float32 first. Beyond the
     largest number, `overflow="ieee"` gives infinity (NaN where the format has none) and
-    `"saturate"` the largest; the default is what torch 2.13's cast does.
+    `"saturate"` the largest; the default is what torch 2.13's cast does. The gradient is a cast's:
+    it goes through as if nothing had been rounded. Raises ValueError for NaN where there is none.
     """
     if not isinstance(x, Tensor) or x.dtype not in (torch.float32, torch.float64):
         kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise TypeError(f"round_to takes a float32 or float64 tensor, got {kind}")
     if overflow is None:
         overflow = "saturate" if format.saturates else "ieee"
-    if overflow not in ("ieee", "saturate"):
-        raise ValueError(f'overflow must be "ieee" or "saturate", got {overflow!r}')
-    wide = x.double()
-    _, exponent = torch.frexp(wide)  # |x| lies below 2**exponent, not below half of that
-    smallest = 1 - format.bias
-    step = _power_of_two((exponent - 1).clamp(min=smallest) - format.mantissa_bits)
-    rounded = torch.round(wide / step) * step  # torch.round takes ties to even
-    beyond = math.inf if format.infinite else math.nan
-    limit = torch.full_like(wide, format.max if overflow == "saturate" else beyond)
-    rounded = torch.where(rounded.abs() > format.max, limit.copysign(wide), rounded)
-    return torch.where(wide.isnan(), wide, rounded).to(x.dtype)
+    allowed = ("saturate",) if format.highest == "numbers" else ("ieee", "saturate")
+    one_of("overflow", overflow, allowed)
+    if format.highest == "numbers" and x.isnan().any():
+        raise ValueError(f"{format.name} has no NaN: every pattern is a number")
+    return _Rounded.apply(x, format, overflow)
+
+
+class _Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, format: Format, overflow: str) -> Tensor:
+        wide = x.double()
+        _, exponent = torch.frexp(wide)  # |x| lies below 2**exponent, not below half of that
+        smallest = 1 - format.bias
+        step = _power_of_two((exponent - 1).clamp(min=smallest) - format.mantissa_bits)
+        rounded = torch.round(wide / step) * step  # torch.round takes ties to even
+        beyond = math.inf if format.highest == "infinity" else math.nan
+        limit = torch.full_like(wide, format.max if overflow == "saturate" else beyond)
+        rounded = torch.where(rounded.abs() > format.max, limit.copysign(wide), rounded)
+        return torch.where(wide.isnan(), wide, rounded).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient, None, None
 
 
 def _power_of_two(exponent: Tensor) -> Tensor:
@@ -195,12 +232,8 @@ class LossScaler:
                 "a scale above 0, a growth factor above 1 and a backoff factor between 0 and 1 "
                 f"are needed, got {init_scale}, {growth_factor}, {backoff_factor}"
             )
-        if isinstance(growth_interval, bool) or not isinstance(growth_interval, int):
-            raise TypeError(f"growth_interval must be a number of steps, got {growth_interval!r}")
-        if growth_interval < 1:
-            raise ValueError(f"growth_interval must be at least 1, got {growth_interval}")
         self.growth_factor, self.backoff_factor = growth_factor, backoff_factor
-        self.growth_interval = growth_interval
+        self.growth_interval = whole("growth_interval", growth_interval)
         self.skipped = 0
         self._in_a_row = 0  # steps without overflow since the scale last changed
         self._overflowed: dict[int, bool] = {}  # by optimizer, once it is unscaled
@@ -223,7 +256,12 @@ class LossScaler:
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
         gradients = [gradient for gradient in gradients if gradient is not None]
         if not gradients:
-            raise RuntimeError("there are no gradients to unscale: backward() comes first")
+            raise RuntimeError(
+                "there are no gradients to unscale: none of this optimizer's parameters has one. "
+                "backward() didn't run yet; or its loss reaches another optimizer's parameters "
+                "only: then leave this one out of this update; or zero_grad() cleared them; or "
+                "MasterWeights.take_gradients() wasn't called"
+            )
         if any(gradient.layout is not torch.strided for gradient in gradients):
             raise ValueError("sparse gradients aren't supported")
         if any(gradient.dtype == torch.float16 for gradient in gradients):

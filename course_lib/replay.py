@@ -5,7 +5,6 @@ the local derivative of each edge into it, and hands the products to its parents
 add up. Then every leaf that needs a gradient moves against it.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
@@ -13,6 +12,7 @@ from itertools import count
 import numpy as np
 
 from course_lib.autograd import Tensor, last_to_first, unbroadcast
+from course_lib.checks import number
 from course_lib.graph import Graph, trace
 
 MOST_ENTRIES = 64  # of a local derivative; larger ones aren't written out
@@ -77,10 +77,8 @@ def replay(output: Tensor, names: Mapping[str, Tensor], rate: float = 0.1) -> Re
         raise ValueError("nothing it was made from has requires_grad=True: there is no graph")
     if output.data.size != 1:
         raise ValueError(f"replay needs a scalar, got shape {output.shape}: end with .sum()")
-    if isinstance(rate, bool) or not isinstance(rate, (int, float)):
-        raise TypeError(f"the rate must be a number, got {type(rate).__name__}")
-    if not 0 < rate < math.inf:
-        raise ValueError(f"the rate must be positive, got {rate!r}")
+    if number("the rate", rate) <= 0:
+        raise ValueError(f"the rate must be positive, got {rate}")
     graph = trace(output, names)
     tensors = last_to_first([output], lambda tensor: tensor.parents)[::-1]  # as trace has them
     index = {tensor: i for i, tensor in enumerate(tensors)}
@@ -138,14 +136,14 @@ def _labels(tensors: list[Tensor], names: Mapping[str, Tensor]) -> tuple[str, ..
     return tuple(labels)
 
 
-def plain(number: float, decimals: int = 4) -> str:
+def plain(value: float, decimals: int = 4) -> str:
     """A number with few decimals; a small one with as many digits as it needs to be told from 0.
 
     >>> plain(-0.46304), plain(2.0), plain(1e-8)
     ('−0.463', '2', '1e−08')
     """
-    small = 0 < abs(number) < 10.0 ** (1 - decimals)
-    written = f"{number:.2g}" if small else f"{round(float(number), decimals) + 0.0:g}"
+    small = 0 < abs(value) < 10.0 ** (1 - decimals)
+    written = f"{value:.2g}" if small else f"{round(float(value), decimals) + 0.0:g}"
     return written.replace("-", "−")
 
 

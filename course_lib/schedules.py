@@ -7,29 +7,44 @@ end it holds its last rate and never rises again.
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from numbers import Integral, Real
+from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
 from torch.optim.lr_scheduler import LRScheduler
+
+from course_lib.checks import number, whole
 
 
 @dataclass(frozen=True, repr=False)
 class Schedule:
-    """A function from an update's number to its rate, which prints as the call that made it."""
+    """A function from an update's number to its rate: printed, compared and pickled as its call."""
 
-    rate: Callable[[int], float]
-    said: str
+    rate: Callable[[int], float] = field(compare=False)
+    made_by: Callable[..., "Schedule"]
+    values: tuple
+    options: tuple[tuple[str, Any], ...]
 
     def __call__(self, k: int) -> float:
-        if isinstance(k, bool) or not isinstance(k, Integral):
-            raise TypeError(f"an update's number is a whole number, got {k!r}")
-        if k < 0:
-            raise ValueError(f"an update's number is at least 0, got {k}")
-        return self.rate(k)
+        return self.rate(whole("an update's number", k, 0))
 
     def __repr__(self) -> str:
-        return self.said
+        said = [_said(value) for value in self.values]
+        said += [f"{name}={_said(value)}" for name, value in self.options]
+        return f"{self.made_by.__name__}({', '.join(said)})"
+
+    def __reduce__(self):
+        return functools.partial(self.made_by, *self.values, **dict(self.options)), ()
+
+
+def _said(value: Any) -> str:
+    return getattr(value, "__name__", repr(value))  # a function without its address
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy's as Python's, which computes in float64 and prints without `np`."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _schedule(make: Callable[..., Callable[[int], float]]) -> Callable[..., Schedule]:
@@ -37,9 +52,9 @@ def _schedule(make: Callable[..., Callable[[int], float]]) -> Callable[..., Sche
 
     @functools.wraps(make)
     def made(*values, **options) -> Schedule:
-        listed = [getattr(value, "__name__", repr(value)) for value in values]  # no addresses
-        listed += [f"{name}={value!r}" for name, value in options.items()]
-        return Schedule(make(*values, **options), f"{make.__name__}({', '.join(listed)})")
+        values = tuple(map(_plain, values))
+        options = {name: _plain(value) for name, value in options.items()}
+        return Schedule(make(*values, **options), made, values, tuple(options.items()))
 
     return made
 
@@ -47,7 +62,7 @@ def _schedule(make: Callable[..., Callable[[int], float]]) -> Callable[..., Sche
 @_schedule
 def constant(base_lr: float) -> Schedule:
     """The same rate throughout."""
-    _check_rate(base_lr=base_lr)
+    _check_rate("base_lr", base_lr)
     return lambda k: base_lr
 
 
@@ -59,10 +74,9 @@ def step_decay(base_lr: float, *, step_size: int, gamma: float = 0.1) -> Schedul
     >>> [f"{rate(k):.3f}" for k in (0, 29, 30, 60)]
     ['0.100', '0.100', '0.010', '0.001']
     """
-    _check_rate(base_lr=base_lr)
-    _check_steps(1, step_size=step_size)
-    _check_number(gamma=gamma)
-    if not 0 < gamma <= 1:
+    _check_rate("base_lr", base_lr)
+    whole("step_size", step_size)
+    if not 0 < number("gamma", gamma) <= 1:
         raise ValueError(f"gamma must be above 0 and at most 1, got {gamma!r}")
     return lambda k: base_lr * gamma ** (k // step_size)
 
@@ -70,7 +84,8 @@ def step_decay(base_lr: float, *, step_size: int, gamma: float = 0.1) -> Schedul
 @_schedule
 def linear(base_lr: float, *, total_steps: int, final_lr: float = 0.0) -> Schedule:
     """Straight from `base_lr` at update 0 to `final_lr`, reached at update `total_steps`."""
-    _check_decay(base_lr, final_lr, total_steps=total_steps)
+    whole("total_steps", total_steps)
+    _check_decay(base_lr, final_lr)
     return lambda k: _between(base_lr, final_lr, min(k, total_steps) / total_steps)
 
 
@@ -80,7 +95,8 @@ def cosine(base_lr: float, *, total_steps: int, final_lr: float = 0.0) -> Schedu
 
     Unlike torch's CosineAnnealingLR it doesn't rise again. Source: https://arxiv.org/abs/1608.03983
     """
-    _check_decay(base_lr, final_lr, total_steps=total_steps)
+    whole("total_steps", total_steps)
+    _check_decay(base_lr, final_lr)
     return lambda k: _between(base_lr, final_lr, _half_cosine(min(k, total_steps) / total_steps))
 
 
@@ -94,8 +110,8 @@ def wsd(
     final_lr: float = 0.0,
 ) -> Schedule:
     """Warmup, a stable stretch, and a straight decay. Source: https://arxiv.org/abs/2404.06395"""
-    _check_steps(0, warmup_steps=warmup_steps, stable_steps=stable_steps)
-    _check_steps(1, decay_steps=decay_steps)
+    whole("stable_steps", stable_steps, 0)
+    whole("decay_steps", decay_steps)
     decay = linear(base_lr, total_steps=decay_steps, final_lr=final_lr)
 
     def level(k: int) -> float:
@@ -119,14 +135,14 @@ def one_cycle(
     up to there, bounces up after it. Torch also moves the momentum, unless `cycle_momentum=False`.
     Source: https://arxiv.org/abs/1708.07120
     """
-    _check_rate(max_lr=max_lr)
-    _check_steps(2, total_steps=total_steps)
-    _check_number(pct_start=pct_start, div_factor=div_factor, final_div_factor=final_div_factor)
-    top = pct_start * total_steps - 1
+    _check_rate("max_lr", max_lr)
+    whole("total_steps", total_steps, 2)
+    top = number("pct_start", pct_start) * total_steps - 1
     if not 0 < top < total_steps - 1:
         raise ValueError(f"the top, update {top:g}, must lie inside of {total_steps} updates")
-    if not (1 <= div_factor < math.inf and 1 <= final_div_factor < math.inf):
-        raise ValueError("div_factor and final_div_factor must be at least 1 and finite")
+    for name, factor in (("div_factor", div_factor), ("final_div_factor", final_div_factor)):
+        if number(name, factor) < 1:
+            raise ValueError(f"{name} must be at least 1, got {factor}")
     first = max_lr / div_factor
     last = first / final_div_factor
 
@@ -154,16 +170,12 @@ def warmup(
     [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
     """
     _check_schedule(schedule)
-    _check_steps(0, warmup_steps=warmup_steps)
+    whole("warmup_steps", warmup_steps, 0)
     first = schedule(0)
     if warmup_steps:
-        _check_rate(first_rate=first)
-    if start_lr is not None:
-        _check_number(start_lr=start_lr)
-        if not 0 <= start_lr <= first:
-            raise ValueError(
-                f"start_lr must lie between 0 and the first rate, {first}: {start_lr!r}"
-            )
+        _check_rate("first_rate", first)
+    if start_lr is not None and not 0 <= number("start_lr", start_lr) <= first:
+        raise ValueError(f"start_lr must lie between 0 and the first rate, {first}: {start_lr!r}")
 
     def rate(k: int) -> float:
         if k >= warmup_steps:
@@ -183,62 +195,92 @@ def fraction_to_steps(fraction: float, total_steps: int) -> int:
     >>> fraction_to_steps(0.01, 150), fraction_to_steps(0.1, 30), fraction_to_steps(0, 30)
     (2, 3, 0)
     """
-    _check_number(fraction=fraction)
-    if not 0 <= fraction <= 1:
+    if not 0 <= number("fraction", fraction) <= 1:
         raise ValueError(f"fraction must lie between 0 and 1, got {fraction!r}")
-    _check_steps(0, total_steps=total_steps)
-    steps = fraction * total_steps
+    steps = fraction * whole("total_steps", total_steps, 0)
     return round(steps) if abs(steps - round(steps)) <= 1e-12 * steps else math.ceil(steps)
 
 
-class _FromSchedule(LRScheduler):
+class GroupRates:
+    """What a schedule says for each parameter group of an optimizer.
+
+    The first group gets the schedule's rate, others keep the ratio of their first rates to its; a
+    first rate is a group's `initial_lr`, as torch's schedulers note it, or else its `lr`. A group
+    that is added later joins in with its own first rate.
+    """
+
     def __init__(self, schedule: Callable[[int], float], optimizer: torch.optim.Optimizer):
-        rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
-        if not rates[0] > 0:
-            raise ValueError("the first group's rate must be above 0: others are measured by it")
-        self.schedule, self.shares = schedule, [rate / rates[0] for rate in rates]
-        super().__init__(optimizer)
+        _check_schedule(schedule)
+        self.schedule, self.optimizer = schedule, optimizer
+        self.first_rates: list[float] = []
+        self._note_new_groups()
 
-    def get_lr(self) -> list[float]:
-        rate = self.schedule(self.last_epoch)
-        if not 0 <= rate < math.inf:
-            raise ValueError(f"schedule({self.last_epoch}) must be finite and not below 0: {rate}")
-        return [share * rate for share in self.shares]
+    def at(self, k: int) -> list[float]:
+        """The rates of update k, one a group."""
+        name = f"schedule({k})"
+        rate = number(name, self.schedule(k))
+        if rate < 0:
+            raise ValueError(f"{name} must be at least 0, got {rate}")
+        self._note_new_groups()
+        first, *others = self.first_rates
+        return [rate, *(rate * (other / first) for other in others)]
 
-    def state_dict(self) -> dict:
-        return {"last_epoch": self.last_epoch}
-
-    def load_state_dict(self, state_dict: dict) -> None:
-        _check_steps(0, last_epoch=state_dict["last_epoch"])
-        self.last_epoch = state_dict["last_epoch"]
-        self._last_lr = self.get_lr()
-        for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
+    def use(self, k: int) -> None:
+        """Give the optimizer the rates of update k."""
+        for group, rate in zip(self.optimizer.param_groups, self.at(k), strict=True):
             if isinstance(group["lr"], torch.Tensor):  # which a compiled step may hold
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
 
+    def _note_new_groups(self) -> None:
+        for group in self.optimizer.param_groups[len(self.first_rates) :]:
+            self.first_rates.append(float(group.setdefault("initial_lr", float(group["lr"]))))
+        if len(self.first_rates) > 1 and not self.first_rates[0] > 0:
+            raise ValueError("the first group's rate must be above 0: others are measured by it")
+
+
+class _FromSchedule(LRScheduler):
+    def __init__(self, schedule: Callable[[int], float], optimizer: torch.optim.Optimizer):
+        self.rates = GroupRates(schedule, optimizer)
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float]:
+        return self.rates.at(self.last_epoch)
+
+    def state_dict(self) -> dict:
+        return {"last_epoch": self.last_epoch}
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        self.last_epoch = whole("last_epoch", state_dict["last_epoch"], 0)
+        self._last_lr = self.get_lr()
+        self.rates.use(self.last_epoch)
+
 
 def as_torch(schedule: Callable[[int], float], optimizer: torch.optim.Optimizer) -> LRScheduler:
     """A torch scheduler that sets these rates; call its `step()` once after each update.
 
-    The first parameter group gets the schedule's rate, others keep the ratio of their first rates
-    to its. The `state_dict` holds the position only: rebuild it with the same schedule, then load.
+    Each parameter group gets what `GroupRates` says; one that is added later, from the next
+    `step()` on. The `state_dict` holds the position only: rebuild it with the same schedule, then
+    load.
     """
-    _check_schedule(schedule)
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"as_torch needs a torch Optimizer, got {type(optimizer).__name__}")
+    _check_optimizer(optimizer)
     return _FromSchedule(schedule, optimizer)
 
 
-def record_rates(optimizer: torch.optim.Optimizer) -> list[float]:
-    """A list that gets the rate of the first group at each `step()` from now on, as it is used."""
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"a torch Optimizer is needed, got {type(optimizer).__name__}")
-    rates: list[float] = []
-    optimizer.register_step_pre_hook(
-        lambda optimizer, *_: rates.append(float(optimizer.param_groups[0]["lr"]))
-    )
+def record_rates(optimizer: torch.optim.Optimizer) -> list[float | tuple[float, ...]]:
+    """A list that gets the rate of each `step()` from now on, as it is used.
+
+    With several parameter groups it gets a tuple, one rate a group.
+    """
+    _check_optimizer(optimizer)
+    rates: list[float | tuple[float, ...]] = []
+
+    def record(optimizer, *_):
+        used = tuple(float(group["lr"]) for group in optimizer.param_groups)
+        rates.append(used if len(used) > 1 else used[0])
+
+    optimizer.register_step_pre_hook(record)
     return rates
 
 
@@ -258,30 +300,17 @@ def _check_schedule(schedule) -> None:
         raise TypeError(f"a schedule is a function of the update's number, got {schedule!r}")
 
 
-def _check_number(**numbers: float) -> None:
-    for name, number in numbers.items():
-        if isinstance(number, bool) or not isinstance(number, Real):
-            raise TypeError(f"{name} must be a number, got {number!r}")
+def _check_optimizer(optimizer) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"a torch Optimizer is needed, got {type(optimizer).__name__}")
 
 
-def _check_rate(**rates: float) -> None:
-    _check_number(**rates)
-    for name, rate in rates.items():
-        if not 0 < rate < math.inf:
-            raise ValueError(f"{name} must be above 0, got {rate!r}")
+def _check_rate(name: str, rate: float) -> None:
+    if not number(name, rate) > 0:
+        raise ValueError(f"{name} must be above 0, got {rate!r}")
 
 
-def _check_steps(least: int, **steps: int) -> None:
-    for name, count in steps.items():
-        if isinstance(count, bool) or not isinstance(count, Integral):
-            raise TypeError(f"{name} must be a whole number of updates, got {count!r}")
-        if count < least:
-            raise ValueError(f"{name} must be at least {least}, got {count}")
-
-
-def _check_decay(base_lr: float, final_lr: float, **steps: int) -> None:
-    _check_rate(base_lr=base_lr)
-    _check_number(final_lr=final_lr)
-    _check_steps(1, **steps)
-    if not 0 <= final_lr <= base_lr:
+def _check_decay(base_lr: float, final_lr: float) -> None:
+    _check_rate("base_lr", base_lr)
+    if not 0 <= number("final_lr", final_lr) <= base_lr:
         raise ValueError(f"final_lr must lie between 0 and base_lr, {base_lr}: {final_lr!r}")

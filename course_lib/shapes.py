@@ -5,13 +5,16 @@ keeps a tensor. Published formulas such as 34·s·b·h describe other code: coun
 """
 
 from dataclasses import dataclass
+from enum import Enum
 
 import torch
 
+from course_lib.checks import one_of, whole
 from course_lib.facts import ModelConfig
+from course_lib.models import check_options
 
-WIDE = 4  # bytes: norms compute in float32
-SIZES = {torch.float32: 4, torch.float16: 2, torch.bfloat16: 2}
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+WIDE = torch.float32.itemsize  # norms compute in float32
 
 
 def num_params(config: ModelConfig) -> int:
@@ -34,7 +37,10 @@ def layer_params(config: ModelConfig) -> int:
     if not isinstance(config, ModelConfig):
         raise TypeError(f"config must be a ModelConfig, got {type(config).__name__}")
     if config.family not in _LAYER_PARAMS:
-        raise ValueError(f"family must be one of {sorted(_LAYER_PARAMS)}, got {config.family!r}")
+        raise ValueError(
+            f"family must be one of {', '.join(_LAYER_PARAMS)}, got {config.family!r}: another "
+            "model's states follow from its published parameters, memory.ledger(number, convention)"
+        )
     return _LAYER_PARAMS[config.family](config)
 
 
@@ -42,10 +48,17 @@ def _llama_layer(c: ModelConfig) -> int:
     queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     attention = 2 * c.dim * queries + 2 * c.dim * keys  # wq, wo; wk, wv
     biases = (queries + 2 * keys) * c.qkv_bias
-    return attention + biases + 3 * c.dim * c.ffn_dim + 2 * c.dim  # SwiGLU; two norms
+    norms = 2 * c.dim + 2 * c.head_dim * c.qk_norm
+    return attention + biases + 3 * c.dim * c.ffn_dim + norms  # SwiGLU has three matrices
 
 
 def _gpt2_layer(c: ModelConfig) -> int:
+    same = c.num_kv_heads == c.num_heads and c.num_heads * c.head_dim == c.dim
+    if not same or c.qk_norm or not (c.qkv_bias and c.tied_head):
+        raise ValueError(
+            "the gpt2 family has as many key-value heads as heads, head_dim dim / num_heads, "
+            f"qkv_bias, a tied head and no qk_norm: {c.name or 'this one'} is another"
+        )
     attention = 4 * c.dim * c.dim + 4 * c.dim
     return attention + 2 * c.dim * c.ffn_dim + c.ffn_dim + c.dim + 4 * c.dim  # two LayerNorms
 
@@ -53,13 +66,38 @@ def _gpt2_layer(c: ModelConfig) -> int:
 _LAYER_PARAMS = {"llama": _llama_layer, "gpt2": _gpt2_layer}
 
 
+class Line(Enum):
+    """A line of the model that keeps something, and what it is called."""
+
+    ATTENTION_NORM = "attention_norm"
+    QKV = "wq wk wv"
+    QK_NORM = "q_norm k_norm"
+    ATTENTION = "attention"
+    WO = "wo"
+    FFN_NORM = "ffn_norm"
+    W1_W3 = "w1 w3"
+    SILU = "silu"
+    PRODUCT = "silu · w3"
+    W2 = "w2"
+    LAYER = "layer"
+    ROTARY = "rotary"
+    NORM = "norm"
+    HEAD = "head"
+    LOSS = "loss"
+    AUTOCAST = "autocast"
+
+
 @dataclass(frozen=True)
 class Kept:
-    """What one line of the model keeps: `where` it is made, `what` it is."""
+    """What one line of the model keeps."""
 
-    where: str
+    line: Line
     what: str
     num_bytes: int
+
+    @property
+    def where(self) -> str:
+        return self.line.value
 
 
 @dataclass(frozen=True, repr=False)
@@ -82,7 +120,7 @@ class Activations:
     def copied_bytes(self) -> int:
         """Of these, autocast's copies of the weights."""
         entries = (*self.layer * self.num_layers, *self.rest)
-        return sum(kept.num_bytes for kept in entries if kept.where == "autocast")
+        return sum(kept.num_bytes for kept in entries if kept.line is Line.AUTOCAST)
 
     def __repr__(self) -> str:
         rows = [f"{kept.where:<15}{kept.what:<25}{kept.num_bytes:>16,} B" for kept in self.layer]
@@ -107,73 +145,79 @@ def activations(
     `dtype` is that of the weights, `autocast` as in `training.train_step`, on a CPU; the loss is
     torch's cross entropy. Raises ValueError for what `Transformer` wouldn't run.
     """
-    _check(config, batch, seq, attention, checkpointing, dtype, autocast)
-    n, stream = batch * seq, SIZES[dtype]  # the residual stream has the weights' dtype
-    operand = stream if autocast is None else SIZES[autocast]
+    batch, seq = _checked(config, batch, seq, attention, checkpointing, dtype, autocast)
+    n, stream = batch * seq, dtype.itemsize  # the residual stream has the weights' dtype
+    operand = stream if autocast is None else autocast.itemsize
     d, heads = config.dim, config.num_heads * config.head_dim
     if checkpointing:
-        layer = [Kept("layer", "its input", n * d * stream)]
+        layer = [Kept(Line.LAYER, "its input", n * d * stream)]
     else:
         layer = [
-            *_norm("attention_norm", n * d, n),
-            *_linear_inputs("wq wk wv", 3, n * d, stream, autocast),
-            Kept("attention", "q, k, v", 3 * n * heads * operand),
+            *_norm(Line.ATTENTION_NORM, n * d, n),
+            *_linear_inputs(Line.QKV, 3, n * d, stream, autocast),
+            *_qk_norm(config, n),
+            Kept(Line.ATTENTION, "q, k, v", 3 * n * heads * operand),
             *_attention(config, attention, batch, seq, operand),
             *_joined_heads(config, attention, seq, n * heads * operand),
-            *_norm("ffn_norm", n * d, n),
-            *_linear_inputs("w1 w3", 2, n * d, stream, autocast),
-            Kept("silu", "input", n * config.ffn_dim * operand),
-            Kept("silu · w3", "both factors", 2 * n * config.ffn_dim * operand),
-            Kept("w2", "input", n * config.ffn_dim * operand),
+            *_norm(Line.FFN_NORM, n * d, n),
+            *_linear_inputs(Line.W1_W3, 2, n * d, stream, autocast),
+            Kept(Line.SILU, "input", n * config.ffn_dim * operand),
+            Kept(Line.PRODUCT, "both factors", 2 * n * config.ffn_dim * operand),
+            Kept(Line.W2, "input", n * config.ffn_dim * operand),
         ]
         if autocast is not None:
-            layer.append(Kept("autocast", "copies of the weights", matrices(config) * operand))
+            layer.append(Kept(Line.AUTOCAST, "copies of the weights", matrices(config) * operand))
     vocab, loss = config.vocab_size, stream if autocast is None else WIDE
     rest = [
-        Kept("rotary", "cos and sin", seq * config.head_dim * stream),
-        *_norm("norm", n * d, n),
-        *_linear_inputs("head", 1, n * d, stream, autocast),
-        Kept("loss", "log-probabilities", n * vocab * loss),
-        Kept("loss", "itself, the weights' sum", 2 * loss),
+        Kept(Line.ROTARY, "cos and sin", seq * config.head_dim * stream),
+        *_norm(Line.NORM, n * d, n),
+        *_linear_inputs(Line.HEAD, 1, n * d, stream, autocast),
+        Kept(Line.LOSS, "log-probabilities", n * vocab * loss),
+        Kept(Line.LOSS, "itself, the weights' sum", 2 * loss),
     ]
     if autocast is not None:
-        rest.append(Kept("autocast", "copy of the head", vocab * d * operand))
+        rest.append(Kept(Line.AUTOCAST, "copy of the head", vocab * d * operand))
     return Activations(config.num_layers, tuple(layer), tuple(rest))
 
 
-def _norm(where: str, elements: int, tokens: int) -> list[Kept]:
+def _norm(line: Line, elements: int, rows: int) -> list[Kept]:
     return [
-        Kept(where, "input, in float32", elements * WIDE),
-        Kept(where, "1 / root mean square", tokens * WIDE),
-        Kept(where, "normed, before the gain", elements * WIDE),
+        Kept(line, "input, in float32", elements * WIDE),
+        Kept(line, "1 / root mean square", rows * WIDE),
+        Kept(line, "normed, before the gain", elements * WIDE),
     ]
 
 
-def _linear_inputs(where, layers, elements, stream, autocast) -> list[Kept]:
+def _qk_norm(config: ModelConfig, n: int) -> list[Kept]:
+    rows = n * (config.num_heads + config.num_kv_heads)
+    return _norm(Line.QK_NORM, rows * config.head_dim, rows) if config.qk_norm else []
+
+
+def _linear_inputs(line, layers, elements, stream, autocast) -> list[Kept]:
     """One input for all the layers that share it; autocast casts it for each anew."""
     if autocast is None:
-        return [Kept(where, "input", elements * stream)]
-    return [Kept(where, f"input, cast {layers} times", layers * elements * SIZES[autocast])]
+        return [Kept(line, "input", elements * stream)]
+    return [Kept(line, f"input, cast {layers} times", layers * elements * autocast.itemsize)]
 
 
 def _attention(config, attention, batch, seq, operand) -> list[Kept]:
     n, heads = batch * seq, config.num_heads
     if attention == "sdpa":
         return [
-            Kept("attention", "output", n * heads * config.head_dim * operand),
-            Kept("attention", "log of the sums", n * heads * WIDE),
+            Kept(Line.ATTENTION, "output", n * heads * config.head_dim * operand),
+            Kept(Line.ATTENTION, "log of the sums", n * heads * WIDE),
         ]
     return [
-        Kept("attention", "softmax, T × T", n * heads * seq * operand),
-        Kept("attention", "mask, T × T", seq * seq),
+        Kept(Line.ATTENTION, "softmax, T × T", n * heads * seq * operand),
+        Kept(Line.ATTENTION, "mask, T × T", seq * seq),
     ]
 
 
 def _joined_heads(config, attention, seq, num_bytes) -> list[Kept]:
     """One head, or one token, is joined without a copy: it is the fused kernel's output."""
     if attention == "sdpa" and 1 in (config.num_heads, seq):
-        return [Kept("wo", "input: the output", 0)]
-    return [Kept("wo", "input", num_bytes)]
+        return [Kept(Line.WO, "input: the output", 0)]
+    return [Kept(Line.WO, "input", num_bytes)]
 
 
 def matrices(config: ModelConfig) -> int:
@@ -182,29 +226,17 @@ def matrices(config: ModelConfig) -> int:
     return config.dim * (2 * queries + 2 * keys + 3 * config.ffn_dim)
 
 
-def _check(config, batch, seq, attention, checkpointing, dtype, autocast) -> None:
-    if not isinstance(config, ModelConfig):
-        raise TypeError(f"config must be a ModelConfig, got {type(config).__name__}")
-    if config.family != "llama":
-        raise ValueError(f"Transformer builds the llama family, not {config.family!r}")
-    for name, value in (("batch", batch), ("seq", seq)):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name} must be a whole number, got {value!r}")
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+def _checked(config, batch, seq, attention, checkpointing, dtype, autocast) -> tuple[int, int]:
+    """Batch and sequence, once all the rest could be run."""
+    check_options(config, attention, checkpointing)
+    batch, seq = whole("batch", batch), whole("seq", seq)
     if seq > config.max_seq_len:
         raise ValueError(f"seq is {seq}, and the model's max_seq_len {config.max_seq_len}")
-    if config.head_dim % 2:
-        raise ValueError(f"rotary positions need an even head_dim, got {config.head_dim}")
-    if not isinstance(checkpointing, bool):
-        raise TypeError(f"checkpointing must be True or False, got {checkpointing!r}")
-    if attention not in ("sdpa", "explicit"):
-        raise ValueError(f"attention must be sdpa or explicit, got {attention!r}")
     if attention == "sdpa" and config.head_dim == 2:
         raise ValueError("torch has no fused kernel for head_dim 2: ask for attention='explicit'")
-    if dtype not in SIZES:
-        raise ValueError(f"dtype must be one of {', '.join(map(str, SIZES))}, got {dtype}")
-    if autocast is not None and (autocast not in SIZES or autocast == torch.float32):
-        raise ValueError(f"autocast must be torch.bfloat16 or torch.float16, got {autocast}")
-    if autocast is not None and dtype != torch.float32:
-        raise ValueError("autocast is counted for float32 weights only")
+    one_of("dtype", dtype, DTYPES.values())
+    if autocast is not None:
+        one_of("autocast", autocast, (torch.bfloat16, torch.float16))
+        if dtype != torch.float32:
+            raise ValueError("autocast is counted for float32 weights only")
+    return batch, seq

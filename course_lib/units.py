@@ -3,12 +3,11 @@
 GB is 1e9 bytes, GiB is 2**30, and the text says which.
 """
 
-import math
-import numbers
 import re
 
-KiB, MiB, GiB, TiB = 2**10, 2**20, 2**30, 2**40
-GB = 10**9
+from course_lib.checks import number, whole
+
+KiB, MiB, GiB = 2**10, 2**20, 2**30
 TYPED = re.compile(
     r"(?P<sign>[-+−]?)"
     r"(?:(?P<grouped>[1-9]\d{0,2}(?:[,\s]\d{3})+(?:\.\d+)?)|(?P<plain>\d+(?:[.,]\d*)?|[.,]\d+))"
@@ -17,23 +16,9 @@ TYPED = re.compile(
 )
 
 
-def _number(value: float, what: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{what} must be a number, got {type(value).__name__}")
-    if not math.isfinite(value):
-        raise ValueError(f"{what} must be finite, got {value}")
-    return value
-
-
-def _check_digits(digits: int) -> None:
-    if isinstance(digits, bool) or not isinstance(digits, int) or digits < 0:
-        raise ValueError(f"digits must be a whole number of at least 0, got {digits!r}")
-
-
 def _scaled(value: float, base: int, names: tuple[str, ...], digits: int) -> str:
     """`value` in the largest unit that leaves at least 1 before the point."""
-    _check_digits(digits)
-    power = 0
+    digits, power = whole("digits", digits, least=0), 0
     while power < len(names) - 1 and round(abs(value) / base**power, digits) >= base:
         power += 1
     if power == 0 and value == int(value):
@@ -47,7 +32,7 @@ def binary(num_bytes: float, digits: int = 2) -> str:
     >>> binary(84e9)
     '78.23 GiB'
     """
-    return _scaled(_number(num_bytes, "bytes"), 1024, ("B", "KiB", "MiB", "GiB", "TiB"), digits)
+    return _scaled(number("bytes", num_bytes), 1024, ("B", "KiB", "MiB", "GiB", "TiB"), digits)
 
 
 def decimal(num_bytes: float, digits: int = 2) -> str:
@@ -56,7 +41,7 @@ def decimal(num_bytes: float, digits: int = 2) -> str:
     >>> decimal(84e9)
     '84.00 GB'
     """
-    return _scaled(_number(num_bytes, "bytes"), 1000, ("B", "kB", "MB", "GB", "TB"), digits)
+    return _scaled(number("bytes", num_bytes), 1000, ("B", "kB", "MB", "GB", "TB"), digits)
 
 
 def flops(count: float, digits: int = 2) -> str:
@@ -66,7 +51,7 @@ def flops(count: float, digits: int = 2) -> str:
     '268.44 MFLOP'
     """
     names = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP")
-    return _scaled(_number(count, "FLOPs"), 1000, names, digits)
+    return _scaled(number("FLOPs", count), 1000, names, digits)
 
 
 def seconds(duration: float, digits: int = 2) -> str:
@@ -75,8 +60,8 @@ def seconds(duration: float, digits: int = 2) -> str:
     >>> seconds(0.0012)
     '1.20 ms'
     """
-    value = _number(duration, "seconds")
-    _check_digits(digits)
+    value = number("seconds", duration)
+    digits = whole("digits", digits, least=0)
     for factor, name in ((1, "s"), (1e3, "ms"), (1e6, "µs")):
         if round(abs(value) * factor, digits) >= 1 or value == 0:
             return f"{value * factor:.{digits}f} {name}"

@@ -158,7 +158,7 @@ NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 NOT_PROSE = re.compile(
     r"```.*?```|`[^`]*`|\$\$.*?\$\$|\$[^$\n]+\$"  # code and mathematics
     r"|<!--.*?-->|<[^>\n]*>|\]\([^)]*\)|https?://\S+"  # HTML, links' targets
-    r"|^#.*?$|[Cc]hapters? \d\d",  # headings, chapter numbers
+    r"|^#.*?$|[Cc]hapters? \d\d\b(?:(?:,| and| or| to) \d\d\b)*",  # headings, chapter numbers
     re.DOTALL | re.MULTILINE,
 )
 
@@ -480,7 +480,9 @@ def links_lead_somewhere(notebook, path) -> Iterator[Complaint]:
             for target in re.findall(r"\]\(([^)#]+)[^)]*\)", cell.source):
                 if "://" not in target and not (path.parent / target).exists():
                     yield cell, f"links to {target}, which doesn't exist"
-            listed = re.findall(r"[Cc]hapters? (\d\d(?:(?:, | and | or )\d\d)*)", cell.source)
+            listed = re.findall(
+                r"[Cc]hapters? (\d\d\b(?:(?:, | and | or | to )\d\d\b)*)", cell.source
+            )
             for chapter in re.findall(r"\d\d", " ".join(listed)):
                 if not list(path.parent.glob(f"{chapter}_*.ipynb")):
                     yield cell, f"points at chapter {chapter}, which doesn't exist"

@@ -6,11 +6,9 @@ import weakref
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from course_lib import autograd
 from course_lib.autograd import Tensor
 
 SHAPES = [(3, 4), (1, 4), (3, 1), (4,), (1,), ()]
@@ -42,7 +40,7 @@ def close(ours, theirs):
 @settings(max_examples=200)
 @given(data=st.data())
 def test_random_expressions_have_torchs_gradients(data):
-    """Shapes that broadcast, tensors used again, branches that are detached."""
+    """Shapes that broadcast, tensors used again, branches that are cut off."""
     draw = data.draw
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     shapes = draw(st.lists(st.sampled_from(SHAPES), min_size=2, max_size=4))
@@ -60,7 +58,7 @@ def test_random_expressions_have_torchs_gradients(data):
             new = f(our_values[i], our_values[j]), f(their_values[i], their_values[j])
         assume(np.abs(new[0].data).max() < 1e3)  # no overflow, and no cancelling of large numbers
         if draw(st.integers(0, 5)) == 0:
-            new = new[0].detach(), new[1].detach()
+            new = Tensor(new[0].data), new[1].detach()
         our_values.append(new[0])
         their_values.append(new[1])
     our_sum, their_sum = (
@@ -86,18 +84,14 @@ def leaf(*shape, seed=0):
 @pytest.mark.parametrize(
     "f",
     [
-        lambda x: (x.reshape(2, 6).transpose(1, 0) ** 3).sum(),
-        lambda x: (x.transpose(1, 0) ** 2).sum(),
         lambda x: x.sum(0).tanh().sum(),
-        lambda x: (x * x.mean(1).reshape(3, 1)).sum(),
+        lambda x: x.sum(-1).exp().sum(),
+        lambda x: (x * x.mean(0)).sum(),
+        lambda x: (x * x.mean((0, 1))).sum(),
         lambda x: x.mean() * 3.0,
-        lambda x: x[1].sum() + x[0, 2] * x[2, 1],
-        lambda x: (x[:, 1:3] ** 2).sum(),
-        lambda x: (x[[0, 0, 2]] ** 3).sum(),
-        lambda x: (x @ x.transpose(1, 0)).tanh().sum(),
     ],
 )
-def test_shapes_sums_and_indices(f):
+def test_sums_and_means_along_axes(f):
     ours, theirs = leaf(3, 4)
     a, b = f(ours), f(theirs)
     a.backward()
@@ -113,19 +107,36 @@ def test_matrix_products(shapes):
     assert close(a.grad, ta.grad) and close(b.grad, tb.grad)
 
 
-def test_cross_entropy_is_torchs():
-    ours, theirs = leaf(5, 3)
-    labels = np.array([0, 2, 1, 1, 0])
-    loss = autograd.cross_entropy(ours * 40.0, labels)  # large logits: the maximum is taken off
-    loss.backward()
-    other = F.cross_entropy(theirs * 40.0, torch.tensor(labels))
-    other.backward()
-    assert close(loss.data, other.detach()) and close(ours.grad, theirs.grad)
+@pytest.mark.parametrize("name", UNARY)
+def test_slopes_at_0_are_torchs(name):
+    at_0 = np.array([0.0, -0.0])
+    ours, theirs = Tensor(at_0, requires_grad=True), torch.tensor(at_0, requires_grad=True)
+    UNARY[name](ours).sum().backward()
+    UNARY[name](theirs).sum().backward()
+    assert np.array_equal(ours.grad, theirs.grad.numpy())
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3, -1, 0.5, np.int64(2), np.float32(0.5)])
+def test_powers_are_torchs_from_0_on(n):
+    bases = np.array([1.0, 2.5] if n < 1 and n else [0.0, 1.0, 2.5])
+    ours, theirs = Tensor(bases, requires_grad=True), torch.tensor(bases, requires_grad=True)
+    (ours**n).sum().backward()
+    (theirs ** float(n)).sum().backward()
+    assert close(ours.grad, theirs.grad)
+
+
+def test_a_quotient_of_large_numbers_has_torchs_gradient():
+    a, b = (Tensor(x, requires_grad=True) for x in (2e200, 1e200))
+    ta, tb = (torch.tensor(t.data, requires_grad=True) for t in (a, b))
+    (a / b).backward()
+    (ta / tb).backward()
+    assert close(a.grad, ta.grad) and a.grad == 1e-200
+    assert close(b.grad, tb.grad) and b.grad == -2e-200
 
 
 def test_finite_differences_agree():
     def f(x):
-        return ((x @ x.transpose()).tanh() * x.exp().sum()).mean()
+        return ((x @ x).tanh() * x.exp().sum()).mean()
 
     x = np.random.default_rng(3).normal(size=(3, 3))
     t = Tensor(x, requires_grad=True)
@@ -145,14 +156,6 @@ def test_leaves_add_up_and_interior_tensors_keep_nothing():
         assert w.grad == expected and square.grad is None
     w.backward()
     assert w.grad == 19.0
-
-
-def test_no_grad_records_nothing_and_ends_with_its_block():
-    w = Tensor(2.0, requires_grad=True)
-    with pytest.raises(ZeroDivisionError), autograd.no_grad():
-        assert not (w * w).requires_grad
-        raise ZeroDivisionError
-    assert (w * w).requires_grad
 
 
 def test_a_chain_of_10_000_additions_has_gradient_1_and_needs_no_recursion():
@@ -190,9 +193,10 @@ def cycle():
     ("call", "error", "message"),
     [
         (lambda: (leaf(3)[0] * 2.0).backward(), ValueError, "no scalar"),
-        (lambda: leaf(3)[0].backward(np.ones(2)), ValueError, "gradient has shape"),
+        (lambda: leaf()[0] ** True, TypeError, "exponent must be a number"),
+        (lambda: leaf()[0] ** float("nan"), ValueError, "exponent must be finite"),
         (lambda: Tensor(1.0).backward(), ValueError, "no graph"),
-        (lambda: leaf(3)[0].detach().sum().backward(), ValueError, "no graph"),
+        (lambda: Tensor(leaf(3)[0].data).sum().backward(), ValueError, "no graph"),
         (lambda: leaf(3)[0] + leaf(4)[0], ValueError, r"\+: shapes \(3,\) and \(4,\) don't"),
         (lambda: leaf(3, 4)[0] @ leaf(3, 4)[0], ValueError, r"got \(3, 4\) and \(3, 4\)"),
         (lambda: leaf(3)[0] @ leaf(3)[0], ValueError, "@ needs"),
@@ -205,7 +209,7 @@ def test_bad_input_is_refused(call, error, message):
         call()
 
 
-def test_numpy_on_the_left_and_a_seed_gradient_work():
+def test_numpy_on_the_left_works():
     w = Tensor(np.ones(2), requires_grad=True)
-    (np.array([2.0, 3.0]) * w).backward(np.array([1.0, 10.0]))
+    (np.array([2.0, 30.0]) * w).sum().backward()
     assert w.grad.tolist() == [2.0, 30.0]

@@ -280,7 +280,7 @@ def test_chapter_03_runs_and_its_race_is_run(lab):
     chapter.run_with(stub, f"{stub}\n    return 0 if optimizer == 'SGD' else 8")
     chapter.run_again(check)
     assert (
-        "Not yet: For ([(4, 3), (4,)], 'momentum', 4) it gives 8."
+        "Not yet: For ([(4, 3), (4,)], 'momentum', 4) it gives 8; expected 64."
         in chapter.cell(check).inner_text()
     )
     assert_clean(chapter)

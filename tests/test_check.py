@@ -1,3 +1,4 @@
+import functools
 import importlib
 import pkgutil
 
@@ -135,12 +136,52 @@ def never_finished(n):
     raise NotImplementedError
 
 
-@pytest.mark.parametrize("attempt", [None, ..., lambda n: None, lambda n: ..., never_finished])
+def documented(n):
+    """What is asked for."""
+
+
+def passed_over(n):
+    # not yet
+    pass
+
+
+def placeheld(n):
+    total = 8 * n  # noqa: F841
+    return ...
+
+
+STUBS = [None, ..., lambda n: None, lambda n: ..., documented, passed_over]
+
+
+@pytest.mark.parametrize("attempt", [*STUBS, never_finished, placeheld])
 def test_an_untouched_stub_is_not_attempted(attempt):
     assert repr(STATE_BYTES.check(attempt)) == "Not attempted yet."
 
 
-@pytest.mark.parametrize("attempt", [lambda n: 8 * n, lambda n: n + 7.0 * n])
+@pytest.mark.parametrize("attempt", STUBS)
+def test_an_open_task_isn_t_tried_on_a_stub(attempt):
+    tried = []
+    assert repr(Challenge(tried.append).check(attempt)) == "Not attempted yet." and not tried
+    assert repr(Challenge(tried.append).check(lambda n: 0)) == "Passed." and tried
+
+
+def prints(n):
+    print(8 * n)
+
+
+def assigns(n):
+    total = 8 * n  # noqa: F841
+
+
+@pytest.mark.parametrize("attempt", [prints, assigns, print, functools.partial(prints)])
+def test_a_function_with_a_body_that_returns_nothing_hears_that(attempt):
+    said = "Not yet: It returned nothing. End it with `return` and the answer."
+    assert repr(STATE_BYTES.check(attempt)) == said
+
+
+@pytest.mark.parametrize(
+    "attempt", [lambda n: 8 * n, lambda n: n + 7.0 * n, lambda n: np.int64(8 * n)]
+)
 def test_a_right_answer_passes(attempt):
     assert repr(STATE_BYTES.check(attempt)) == "Passed."
 
@@ -150,10 +191,13 @@ def test_a_right_answer_passes(attempt):
     [
         (lambda n: n * 4, "Not yet: That is one moment; Adam keeps two."),
         (lambda n: 0.0, "Not yet: That is the SGD count."),
-        (lambda n: 9 * n, "Not yet: For (1000) it gives 9000."),
-        (lambda n: 8000, "Not yet: For (7) it gives 8000."),
-        (lambda n: "8000", "Not yet: For (1000) it gives '8000'."),
-        (lambda n: [8 * n], "Not yet: For (1000) it gives [8000]."),
+        (lambda n: 9 * n, "Not yet: For (1000) it gives 9000; expected 8000."),
+        (lambda n: 8000, "Not yet: For (7) it gives 8000; expected 56."),
+        (lambda n: 8000 if n == 1000 else None, "Not yet: For (7) it gives None; expected 56."),
+        (lambda n: "8000", "Not yet: For (1000) it gives '8000'; expected 8000."),
+        (lambda n: {"bytes": n}, "Not yet: For (1000) it gives {'bytes': 1000}; expected 8000."),
+        (lambda n: [[n], []], "Not yet: For (1000) it gives [[1000], []]; expected 8000."),
+        (lambda n: [8 * n], "Not yet: For (1000) it gives [8000]; expected 8000."),
         (lambda: 8000, "Not yet: It raised TypeError"),
         (lambda n: 1 / 0, "Not yet: It raised ZeroDivisionError: division by zero"),
         (8000, "Not yet: A function is needed; this is int."),
@@ -168,7 +212,7 @@ def test_a_plain_value_can_be_the_answer():
     assert repr(half.check(0.5)) == "Passed."
     assert repr(half.check(torch.tensor(0.5))) == "Passed."
     assert repr(half.check(2)) == "Not yet: Upside down."
-    assert repr(half.check(3)) == "Not yet: 3 is not it."
+    assert repr(half.check(3)) == "Not yet: 3 is not it."  # the answer isn't given away
     assert repr(half.check(None)) == "Not attempted yet."
 
 
@@ -185,15 +229,37 @@ def test_arrays_are_compared_number_by_number():
     assert repr(double.check(lambda x: 4)).startswith("Not yet")
 
 
+def test_a_number_near_0_is_right_within_a_thousandth_of_the_tolerance():
+    zero = Exercise(lambda x: 0.0, ((1,),), tolerance=1e-6)
+    assert repr(zero.check(lambda x: 0.9e-9)) == "Passed."
+    assert repr(zero.check(lambda x: 1.1e-9)) == "Not yet: For (1) it gives 1.1e-09; expected 0.0."
+
+
+@pytest.mark.parametrize("expected", [1e-2, 1.0, 1e8])
+def test_a_number_is_right_within_the_relative_tolerance(expected):
+    task = Exercise(lambda x: expected, ((1,),), tolerance=1e-6)
+    for off in (-1e-6, 1e-6):
+        assert task.check(lambda x, off=off: expected * (1 + 0.9 * off)).status == "Passed"
+        assert task.check(lambda x, off=off: expected * (1 + 1.2 * off)).status == "Not yet"
+
+
+def test_a_difference_too_small_to_show_is_said():
+    halves = Exercise(lambda x: torch.tensor([0.5]), ((1,),))
+    said = str(halves.check(lambda x: torch.tensor([0.5 + 1e-6])))
+    assert said.endswith("gives tensor([0.5000]); the difference from what was expected is too "
+                         "small to show.")  # fmt: skip
+
+
 def test_truth_values_and_words_must_be_the_same_kind():
     fits = Exercise(lambda gb: gb <= 80, ((79,), (81,)))
     assert repr(fits.check(lambda gb: gb < 80.5)) == "Passed."
-    assert repr(fits.check(lambda gb: int(gb <= 80))).startswith("Not yet")
+    assert repr(fits.check(lambda gb: np.float64(gb) <= 80)) == "Passed."
+    assert repr(fits.check(lambda gb: int(gb <= 80))).endswith("(79) it gives 1; expected True.")
 
 
 def test_an_attempt_cannot_spoil_the_cases():
     total = Exercise(lambda xs: sum(xs), (([1, 2],),))
-    assert repr(total.check(lambda xs: xs.clear())) == "Not attempted yet."
+    assert repr(total.check(lambda xs: xs.clear())).startswith("Not yet: It returned nothing.")
     assert repr(total.check(lambda xs: sum(xs))) == "Passed."
 
 

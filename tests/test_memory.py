@@ -2,8 +2,10 @@
 
 import csv
 import gc
+import itertools
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,8 +13,17 @@ from torch import nn
 from course_lib import facts, memory_trace, models
 from course_lib.facts import ModelConfig
 from course_lib.live_bytes import Tracer
-from course_lib.memory import CONVENTIONS, compare, ledger, ledger_of, num_params
+from course_lib.memory import (
+    CONVENTIONS,
+    OPTIMIZERS,
+    Role,
+    compare,
+    ledger,
+    ledger_of,
+    num_params,
+)
 from course_lib.precision import MasterWeights
+from course_lib.shapes import DTYPES
 from course_lib.training import train_step
 
 FACTS = Path(__file__).parent / "facts"
@@ -220,17 +231,144 @@ def test_what_is_wrapped_is_counted_and_what_cannot_be_is_named():
     from torch.testing._internal.two_tensor import TwoTensor
 
     model = nn.Linear(8, 8, bias=False)
-    optimizer = torch.optim.SGD(model.parameters())
     model.weight = nn.Parameter(TwoTensor(torch.zeros(8, 8), torch.zeros(8, 8)))
+    optimizer = torch.optim.SGD(model.parameters())
     held = {row.name: row.num_bytes for row in ledger_of(model, optimizer).rows}
     assert held["weights"] == 2 * 8 * 8 * 4
-    with torch.device("meta"):
-        empty = nn.Linear(8, 8)
-    assert ledger_of(empty, torch.optim.SGD(empty.parameters())).total_bytes == 0
     model = nn.Linear(8, 8)
     model.register_buffer("rows", torch.eye(8).to_sparse_csr())
     with pytest.raises(TypeError, match="can't count a tensor of layout torch.sparse_csr"):
         ledger_of(model, torch.optim.SGD(model.parameters()))
+
+
+def test_a_model_on_the_meta_device_is_refused():
+    with torch.device("meta"):
+        empty = nn.Linear(8, 8)
+    with pytest.raises(ValueError, match=r"weights are on the meta device.*ledger\(72, conv"):
+        ledger_of(empty, torch.optim.SGD(empty.parameters()))
+    there = nn.Linear(8, 8)
+    with pytest.raises(ValueError, match="not in the model are on the meta device"):
+        ledger_of(there, torch.optim.SGD([*there.parameters(), *empty.parameters()], lr=0.1))
+
+
+# --- three sets of parameters: the model's, the optimizer's, and those with a gradient ---
+
+
+def held(model, optimizer):
+    return {(r.name, r.dtype): r.num_bytes for r in ledger_of(model, optimizer).rows}
+
+
+def test_masters_are_float32_and_have_the_shape_of_a_16_bit_weight():
+    model = nn.Linear(8, 4, bias=False).to(torch.bfloat16)
+    for dtype, shape, name in (
+        (torch.float32, (4, 8), "master weights"),
+        (torch.float32, (8, 4), "not in the model"),
+        (torch.float64, (4, 8), "not in the model"),
+        (torch.bfloat16, (4, 8), "not in the model"),
+    ):
+        own = nn.Parameter(torch.zeros(shape, dtype=dtype))
+        own.grad = torch.zeros_like(own)
+        found = {name: size for (name, _), size in held(model, torch.optim.SGD([own])).items()}
+        updated = name == "master weights"
+        assert found == {
+            "weights" if updated else "not in the optimizer": 64,
+            name: 32 * dtype.itemsize,
+            "fp32 gradient copies" if updated else "their gradients": 32 * dtype.itemsize,
+        }
+
+
+def test_another_model_s_weights_are_no_masters():
+    """An optimizer built on an older model: before, its weights were called masters."""
+    old, new = nn.Linear(8, 4), nn.Linear(8, 4)
+    assert held(new, torch.optim.SGD(old.parameters())) == {
+        ("not in the optimizer", "fp32"): 144, ("not in the model", "fp32"): 144,
+    }  # fmt: skip
+
+
+def test_each_16_bit_weight_has_one_master_and_none_if_it_is_updated_itself():
+    model = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(3))).to(torch.bfloat16)
+    wide = [nn.Parameter(p.detach().float()) for p in model.parameters()]
+    two = held(model, torch.optim.SGD(wide[:2]))
+    assert two == {
+        ("weights", "bf16"): 64, ("not in the optimizer", "bf16"): 32,
+        ("master weights", "fp32"): 128,
+    }  # fmt: skip
+    own = held(model, torch.optim.SGD([*model.parameters(), wide[0]]))
+    assert own == {("weights", "bf16"): 96, ("not in the model", "fp32"): 64}
+
+
+def test_what_the_optimizer_has_not_is_named_in_any_group_frozen_or_not():
+    body, head, stranger = nn.Linear(8, 8), nn.Linear(8, 2), nn.Linear(8, 1)
+    model = nn.Sequential(body, head)
+    body.bias.requires_grad_(False)
+    groups = [{"params": [head.weight], "lr": 0.1}, {"params": [head.bias, *stranger.parameters()]}]
+    optimizer = torch.optim.SGD(groups, lr=0.01)
+    model(torch.ones(1, 8)).sum().backward()
+    assert held(model, optimizer) == {
+        ("not in the optimizer", "fp32"): 4 * 64, ("frozen weights", "fp32"): 4 * 8,
+        ("weights", "fp32"): 4 * 18, ("gradients not used", "fp32"): 4 * 64,
+        ("gradients", "fp32"): 4 * 18, ("not in the model", "fp32"): 4 * 9,
+    }  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
+def test_what_is_given_twice_or_shares_its_storage_counts_once():
+    model = nn.Linear(8, 4, bias=False)
+    twice = torch.optim.SGD([model.weight, model.weight])
+    assert held(model, twice) == {("weights", "fp32"): 128}
+    alias = torch.optim.SGD([nn.Parameter(model.weight.detach()[:2])])  # a part of the same storage
+    assert held(model, alias) == {("weights", "fp32"): 128}
+    narrow = nn.Linear(8, 4, bias=False).half()
+    master = nn.Parameter(narrow.weight.detach().float())
+    twice = torch.optim.SGD([master, master])
+    assert held(narrow, twice) == {("weights", "fp16"): 64, ("master weights", "fp32"): 128}
+
+
+# --- names are shown, and nothing else ---
+
+
+def test_a_row_s_bytes_are_those_of_its_dtype():
+    sizes = {name: dtype.itemsize for name, dtype in DTYPES.items()} | {"int8": 1 + 4 / 256}
+    for convention, optimizer in itertools.product(CONVENTIONS, OPTIMIZERS):
+        for row in ledger(10**6, convention, optimizer=optimizer).rows:
+            assert row.bytes_per_param == sizes[row.dtype], (convention, row)
+
+
+def test_a_better_word_for_a_row_changes_no_bytes(monkeypatch):
+    def all_bytes():
+        for convention, stage in itertools.product(CONVENTIONS, range(4)):
+            given = ledger(1000, convention, zero_stage=stage, data_parallel=8)
+            yield [row.num_bytes for row in given.rows]
+        found = compare(ledger(params, "both-gradients"), traced)
+        yield [(line.category, line.ledger_bytes, line.reason) for line in found.lines]
+        found = compare(ledger(params, "fp32"), traced)
+        yield [(line.category, line.ledger_bytes, line.reason) for line in found.lines]
+
+    traced = timeline()
+    params = sum(p.numel() for p in models.mlp(64, 128, 10).parameters())
+    before = list(all_bytes())
+    for number, role in enumerate(Role):
+        monkeypatch.setattr(role, "_value_", f"phrase {number}")
+    assert ledger(1, "fp32").rows[0].name == "phrase 0"
+    assert list(all_bytes()) == before
+
+
+def test_numpy_s_whole_numbers_are_whole_numbers():
+    given = ledger(np.int64(1000), "fp32", zero_stage=np.int32(2), data_parallel=np.int64(8))
+    assert given == ledger(1000, "fp32", zero_stage=2, data_parallel=8)
+    assert type(given.num_params) is type(given.rows[0].num_bytes) is int
+
+
+def test_a_mixture_of_experts_has_the_states_of_all_its_parameters():
+    """Mixtral-8x7B, 46,702,792,704: entered as a dense model it was Mistral-7B to the last one."""
+    mistral = facts.model("mistral-7b-v0.1")
+    dense = {field: getattr(mistral, field) for field in ("vocab_size", "dim", "num_layers")}
+    with pytest.raises(ValueError, match=r"mixture of experts.*memory.ledger\(number"):
+        ModelConfig(**dense, num_heads=32, ffn_dim=14336, max_seq_len=4096, num_experts=8)
+    expert, router = 3 * 4096 * 14336, 8 * 4096
+    mixture = num_params(mistral) + 32 * (7 * expert + router)
+    assert mixture == 46_702_792_704
+    assert ledger(mixture, "zero-fp16").total_bytes == 16 * 46_702_792_704
 
 
 def test_a_sparse_gradient_counts_its_values_and_its_indices():
@@ -341,7 +479,8 @@ def test_masters_belong_to_the_optimizer():
         (lambda: ledger(1, "fp64"), ValueError, "convention must be one of"),
         (lambda: ledger(1, "fp32", optimizer="lion"), ValueError, "optimizer must be one of"),
         (lambda: ledger(1, "fp32", zero_stage=4), ValueError, "zero_stage must be one of 0, 1"),
-        (lambda: ledger(1, "fp32", zero_stage=True), ValueError, "zero_stage must be one of"),
+        (lambda: ledger(1, "fp32", zero_stage=True), TypeError, "zero_stage must be a whole"),
+        (lambda: ledger(1, "fp32", zero_stage=-1), ValueError, "zero_stage must be at least 0"),
         (lambda: ledger(1, "fp32", data_parallel=0), ValueError, "data_parallel must be"),
         (lambda: ledger_of("model", None), TypeError, "needs a module"),
         (lambda: ledger_of(nn.Linear(1, 1), None), TypeError, "needs a torch optimizer"),

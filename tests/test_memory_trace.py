@@ -2,11 +2,13 @@ import dataclasses
 import gc
 import itertools
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
 
 from course_lib import facts, models
 from course_lib.compute import count_flops
@@ -195,6 +197,16 @@ def test_phases_follow_each_other_and_their_flops_are_counted():
     assert all(p.peak_bytes >= max(p.bytes_before, p.bytes_after) for p in trace.phases)
 
 
+def test_building_is_step_0_and_each_event_lies_in_a_phase_of_its_step():
+    trace = small()
+    assert {e.phase for e in trace.events if e.step == 0} == {"build"}
+    assert {e.step for e in trace.events if e.phase == "build"} == {0}
+    for phase in trace.phases:
+        events = trace.events[phase.first : phase.end]
+        assert {(e.step, e.phase) for e in events} <= {(phase.step, phase.name)}
+        assert phase.bytes_before + sum(e.num_bytes for e in events) == phase.bytes_after
+
+
 def test_only_a_real_run_takes_time():
     assert all(p.seconds is None for p in small().phases)
     assert all(p.seconds >= 0 for p in small(fake=False).phases)
@@ -307,6 +319,75 @@ def test_the_peak_names_the_line_of_the_forward_operation():
     assert trace.peak_at.line == "return self.w2(F.silu(self.w1(x)) * self.w3(x))"
 
 
+class Looks(nn.Linear):
+    """Its peak is in the gradient of exp. What comes next isn't recorded, and has no gradient."""
+
+    def forward(self, x):
+        y = super().forward(x).exp()
+        with torch.no_grad():
+            self.seen = y.mean()
+        return y.sum()
+
+
+class Scales(nn.Linear):
+    """Its peak is in what isn't recorded."""
+
+    def forward(self, x):
+        with torch.no_grad():
+            scale = torch.cat([self.weight] * 200).abs().mean()
+        return super().forward(x) * scale
+
+
+class Again(nn.Linear):
+    """Its peak is where backward computes it again, for the gradient of the last operation."""
+
+    def wide(self, x):
+        x = torch.cat([super().forward(x)] * 9)
+        return x.exp().sum()
+
+    def forward(self, x):
+        return checkpoint(self.wide, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("fake", [True, False])
+@pytest.mark.parametrize(
+    ("module", "phase", "line"),
+    [
+        (Looks, "backward", "y = super().forward(x).exp()"),
+        (Scales, "forward", "scale = torch.cat([self.weight] * 200).abs().mean()"),
+        (Again, "backward", "return x.exp().sum()"),
+    ],
+)
+def test_the_peaks_line_is_its_own_with_and_without_recording(module, phase, line, fake):
+    trace = small_with(
+        model=lambda: module(2, 100), batch=lambda: torch.zeros(50, 2), fake=fake, steps=1
+    )
+    assert (trace.peak_at.phase, trace.peak_at.line) == (phase, line)
+
+
+class Grows(nn.Linear):
+    """Shrinks and regrows a storage during forward, as sharded weights are freed and gathered."""
+
+    def forward(self, x):
+        spare = torch.zeros(100)
+        for size in SIZES:
+            spare.untyped_storage().resize_(4 * size)
+            spare.new_zeros(1)  # the next operation with it: the new size is seen
+        return super().forward(x)
+
+
+SIZES = (10, 60, 0, 200, 100)
+
+
+@pytest.mark.parametrize("fake", [True, False])
+def test_a_storage_that_shrinks_and_regrows_counts_by_its_size_each_time(fake):
+    trace = small_with(model=lambda: Grows(2, 1), fake=fake)
+    changes = [e.num_bytes for e in trace.events if (e.step, e.phase) == (1, "forward")]
+    sizes = (100, *SIZES, 0)
+    expected = [4 * (after - before) for before, after in itertools.pairwise((0, *sizes))]
+    assert [change for change in changes if abs(change) >= 40] == expected
+
+
 def test_a_timeline_prints_its_peak_and_no_address():
     text = repr(small())
     assert text.startswith("MemoryTimeline(peak") and "0x" not in text
@@ -397,6 +478,12 @@ def sparse_gradients():
 def test_bad_input_is_refused(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_numpys_whole_numbers_count_steps_too():
+    plain, numpys = (small_with(steps=n, accumulate=n) for n in (2, np.int64(2)))
+    assert numpys.peak_bytes == plain.peak_bytes and len(numpys.phases) == len(plain.phases)
+    assert {type(phase.step) for phase in numpys.phases} == {int}
 
 
 def test_what_fake_tensors_refuse_can_be_measured_for_real():

@@ -110,6 +110,25 @@ def test_one_device_has_nothing_to_divide():
     assert "101.39 GiB" in said and "one has nothing to divide." in said
 
 
+def test_zero_s_figure_is_called_a_floor_and_what_a_config_cannot_say_is_said():
+    state = STATE | {"devices": "8"}
+    for zero in "0123":
+        said = view.calculator_view(LLAMA, **(state | {"zero": zero})).sentence
+        assert ("is a floor" in said) == (zero != "0")
+        assert "not counted: experts, norms" in said and "published" not in said
+
+
+def test_a_number_of_parameters_that_is_not_the_published_one_is_noticed():
+    """Gemma-2-2B entered as far as a config goes: its further norms are missing."""
+    gemma = ModelConfig(
+        vocab_size=256_000, dim=2304, num_layers=26, num_heads=8, num_kv_heads=4, head_dim=256,
+        ffn_dim=9216, max_seq_len=8192, tied_head=True, published_params=2_614_341_888,
+    )  # fmt: skip
+    said = view.calculator_view(gemma, **STATE).sentence
+    missing = 26 * 2 * 2304  # two norms a layer
+    assert f"2,614,341,888 parameters; these dimensions give {2_614_341_888 - missing:,}" in said
+
+
 def test_the_bar_of_the_sum_and_the_sentence_agree_where_layers_are_gathered():
     picture = view.calculator_view(LLAMA, **(STATE | {"zero": "3", "devices": "64"}))
     label = next(e.text for e in elements(picture, "text") if e.text.startswith("all that lasts"))

@@ -1,3 +1,6 @@
+import math
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -87,6 +90,62 @@ def test_a_tied_head_is_the_embedding_itself():
     assert model.head.weight is model.embedding.weight
 
 
+def test_the_rotary_angle_of_a_pair_falls_from_1_to_nearly_1_in_10_000():
+    """Position t turns pair i by t · 10000^(−2i/h): https://arxiv.org/abs/2104.09864, eq. 15."""
+    cos, sin = models.rotary_table(5, 8, like=torch.zeros(1, dtype=torch.float64))
+    for t in range(5):
+        for i in range(4):
+            angle = t / 10 ** (4 * 2 * i / 8)
+            assert (cos[t, i].item(), sin[t, i].item()) == pytest.approx(
+                (math.cos(angle), math.sin(angle)), abs=1e-14
+            )
+
+
+def test_weights_are_drawn_with_0_02_and_biases_and_gains_are_as_they_start():
+    config = facts.ModelConfig(**{**SIZES, "dim": 256, "ffn_dim": 256, "qkv_bias": True})
+    for name, parameter in transformer(config).named_parameters():
+        if parameter.dim() == 2:
+            scale = parameter.std().item()
+            assert scale == pytest.approx(0.02, rel=0.06), name  # 5 sigma of 31 × 256 draws
+        else:
+            assert (parameter == (0.0 if name.endswith("bias") else 1.0)).all(), name
+
+
+def test_queries_and_keys_of_any_length_attend_alike_behind_their_norms():
+    """What q/k norms are for: the scores don't grow with the projections."""
+    plain, normed = (
+        transformer(facts.ModelConfig(**{**SIZES, "qk_norm": on})) for on in (False, True)
+    )
+    for model in (plain, normed):
+        model.before = model(TOKENS)
+        for layer in model.layers:
+            for linear in (layer.attention.wq, layer.attention.wk):
+                linear.weight.data *= 1000
+    assert (normed(TOKENS) - normed.before).abs().max() < 0.01 < normed.before.abs().max()
+    assert (plain(TOKENS) - plain.before).abs().max() > 0.01
+
+
+def test_a_norm_of_queries_is_torch_s_over_each_head_before_rotation():
+    attention = transformer(facts.ModelConfig(**{**SIZES, "qk_norm": True})).layers[0].attention
+    x = torch.randn(2, 1, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    attention.q_norm.weight.data = torch.rand(8, dtype=torch.float64)
+    seen = []
+    attention.attend = lambda q, k, v: (seen.extend((q, k)), models.explicit_attention(q, k, v))[1]
+    attention(x, *models.rotary_table(1, 8, like=x))  # position 0 turns nothing
+    for got, linear, norm in zip(seen, (attention.wq, attention.wk), ("q", "k"), strict=True):
+        gain = getattr(attention, f"{norm}_norm").weight
+        wanted = F.rms_norm(linear(x).unflatten(-1, (-1, 8)), (8,), gain, eps=1e-5).transpose(1, 2)
+        if norm == "k":
+            wanted = wanted.repeat_interleave(2, dim=1)
+        assert torch.allclose(got, wanted, rtol=0, atol=1e-12)
+
+
+def test_numpy_s_whole_numbers_are_whole_numbers():
+    assert models.mlp(np.int64(4), np.int32(2))[0].weight.shape == (2, 4)
+    config = facts.ModelConfig(**{name: np.int64(size) for name, size in SIZES.items()})
+    assert config == CONFIG and all(type(getattr(config, name)) is int for name in SIZES)
+
+
 def test_mlp_puts_an_activation_between_layers_only():
     model = models.mlp(4, 8, 8, 2, activation=torch.nn.Tanh, dtype=torch.float64)
     kinds = [type(layer).__name__ for layer in model]
@@ -99,12 +158,20 @@ def test_mlp_puts_an_activation_between_layers_only():
     [
         (lambda: models.mlp(4), ValueError, "input and an output"),
         (lambda: models.mlp(4, 0), ValueError, "at least 1"),
-        (lambda: models.mlp(4, 2.5), ValueError, "whole numbers"),
+        (lambda: models.mlp(4, 2.5), TypeError, "whole number"),
         (lambda: models.mlp(4, 2, activation=3), TypeError, "module class"),
         (lambda: models.mlp(4, 2, activation=torch.relu), TypeError, "module class"),
         (lambda: models.Transformer("llama-2-7b"), TypeError, "must be a ModelConfig"),
         (lambda: models.Transformer(facts.model("gpt2")), ValueError, "llama family"),
         (lambda: models.Transformer(CONFIG, attention="flash"), ValueError, "explicit"),
+        (lambda: models.Transformer(CONFIG, checkpointing="off"), ValueError, "True, False"),
+        (
+            lambda: facts.ModelConfig(**SIZES, num_experts=8),
+            ValueError,
+            "mixture of experts .* memory.ledger",
+        ),
+        (lambda: facts.ModelConfig(**SIZES, num_experts=0), ValueError, "num_experts"),
+        (lambda: facts.ModelConfig(**SIZES, qk_norm="yes"), ValueError, "qk_norm must be"),
         (
             lambda: models.Transformer(facts.ModelConfig(**{**SIZES, "head_dim": 7})),
             ValueError,

@@ -7,6 +7,7 @@ import inspect
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -332,6 +333,47 @@ def test_plain_descents_best_rate_is_theorys(kappa):
     assert abs(found[200] / found[199] / ((kappa - 1) / (kappa + 1)) - 1) < 1e-9
 
 
+def travelled(move, rates):
+    """The way of a weight whose gradient is always 1, in the updates of the last rate."""
+    places = [0.0]
+    for lr in rates:
+        places.append(move(lr))
+    return places[rates.index(rates[-1])] - places[-1]
+
+
+def keras_momentum():
+    """Keras's SGD: v ← μ v − γ g, θ ← θ + v, so that the buffer holds rates."""
+    theta = v = 0.0
+
+    def move(lr):
+        nonlocal theta, v
+        v = 0.9 * v - lr
+        theta += v
+        return theta
+
+    return move
+
+
+def momentum(kind):
+    theta = torch.nn.Parameter(torch.zeros((), dtype=torch.float64))
+    optimizer = kind([theta], lr=1.0, momentum=0.9)
+
+    def move(lr):
+        theta.grad, optimizer.param_groups[0]["lr"] = torch.ones_like(theta), lr
+        optimizer.step()
+        return theta.item()
+
+    return move
+
+
+def test_after_a_drop_of_the_rate_momentum_moves_by_the_new_one_as_torchs():
+    """Keras's buffer remembers the old rate: 3 + 8.1 (1 − 0.9³⁰) = 10.8, where ours travels 3."""
+    rates = [0.1] * 300 + [0.01] * 30
+    ours, torchs = (travelled(momentum(kind), rates) for kind in (SGD, torch.optim.SGD))
+    assert abs(ours - torchs) < 1e-12 and abs(ours - 3.0) < 1e-9
+    assert abs(travelled(keras_momentum(), rates) - (3 + 8.1 * (1 - 0.9**30))) < 1e-9
+
+
 # --- form ---
 
 
@@ -343,12 +385,17 @@ def test_a_step_can_be_read_at_a_glance(kind):
 W = torch.nn.Parameter(torch.ones(2))
 
 
+def added(kind, **options):
+    kind([W], **options.pop("defaults", {})).add_param_group(
+        {"params": [torch.zeros(1)], **options}
+    )
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: SGD([W], lr=-0.1), "lr must be"),
         (lambda: SGD([W], lr=float("nan")), "lr must be"),
-        (lambda: SGD([W], lr="0.1"), "lr must be"),
         (lambda: SGD([W], momentum=-1), "momentum must be"),
         (lambda: SGD([W], weight_decay=-1), "weight_decay must be"),
         (lambda: SGD([W], nesterov=True), "needs a momentum"),
@@ -359,11 +406,40 @@ W = torch.nn.Parameter(torch.ones(2))
         (lambda: Adam([W], weight_decay=-1.0), "weight_decay must be"),
         (lambda: Adam([W], betas=(-0.1, 0.9)), "betas must be"),
         (lambda: SGD([W], lr=float("inf")), "lr must be"),
+        (lambda: SGD([{"params": [W], "lr": -0.1}]), "lr must be"),
+        (lambda: added(SGD, momentum=-0.1), "momentum must be"),
+        (lambda: added(SGD, nesterov=True), "needs a momentum"),
+        (lambda: added(Adam, betas=(0.9, 1.0)), "betas must be"),
+        (lambda: added(AdamW, eps=-1e-8), "eps must be"),
     ],
 )
-def test_what_makes_no_optimizer_is_refused(make, message):
+def test_what_makes_no_optimizer_is_refused_in_any_group(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SGD([W], lr="0.1"), "lr must be a number"),
+        (lambda: SGD([W], lr=True), "lr must be a number"),
+        (lambda: Adam([W], betas=("0.9", 0.9)), "a beta must be a number"),
+        (lambda: SGD([W]).add_param_group([W]), "a parameter group is a dict"),
+    ],
+)
+def test_what_is_of_the_wrong_kind_is_refused(make, message):
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("number", [np.float32(0.5), np.int64(1)])
+def test_numpy_s_numbers_are_rates(number):
+    weights = []
+    for lr in (number, float(number)):
+        weights.append(torch.nn.Parameter(torch.ones(1)))
+        weights[-1].grad = torch.ones(1)
+        Adam(weights[-1:], lr=lr).step()
+    assert torch.equal(*weights)
 
 
 @pytest.mark.parametrize("kind", [SGD, Adam, AdamW])

@@ -1,5 +1,6 @@
-"""The bit explorer and the loss-scale dial, read back from what was drawn and said."""
+"""The bit explorer, the loss-scale dial and the sweep, read back from what was drawn and said."""
 
+import itertools
 from xml.etree import ElementTree
 
 import pytest
@@ -143,3 +144,51 @@ def test_the_dial_turns(monkeypatch):
     assert "Scale 1:" in box.sentence.value
     box.values["exponent"].value = 10
     assert "Scale 1,024:" in box.sentence.value
+
+
+SWEEP = {"a": {0: 1.0, -4: 0.76, -8: -0.3}, "b": {0: 0.98, -8: 1.01}}
+
+
+def circles(svg):
+    found = (e for e in ElementTree.fromstring(svg).iter() if e.tag.endswith("}circle"))
+    return [(float(e.get("cx")), float(e.get("cy"))) for e in found]
+
+
+def test_a_sweep_is_drawn_and_said_in_tenths_and_not_below_0():
+    picture = view.sweep_view(SWEEP, "a title", {"here": -4.2})
+    said = "a, times 2 to the 0, -4, -8: 1.0, 0.8, 0.0. b, times 2 to the 0, -8: 1.0, 1.0."
+    assert picture.sentence == f"{said} At -4: here."
+    drawn = view.sweep_view({"b": SWEEP["b"], "a": SWEEP["a"]}, "a title", {}).svg
+    (_, full), (middle, part), (right, none) = circles(drawn)
+    ends = [float(e.get("x")) for e in texts(drawn) if e.text in ("0", "-8")]
+    assert middle == pytest.approx((max(ends) + circles(drawn)[0][0]) / 2) and right == max(ends)
+    assert (none - part) / (none - full) == pytest.approx(0.8, abs=0.01)
+
+
+def test_the_names_of_lines_that_end_together_stand_apart():
+    kinds = {name: {0: 1.0, -24: 1.0 - (i == 4)} for i, name in enumerate("abcde")}
+    heights = sorted(float(e.get("y")) for e in texts(view.sweep_view(kinds, "t", {}).svg)
+                     if e.text in kinds)  # fmt: skip
+    assert len(heights) == 5 and min(b - a for a, b in itertools.pairwise(heights)) >= 16
+
+
+@pytest.mark.parametrize(
+    ("shares", "said"),
+    [
+        ({}, "told apart"),
+        ({name: {0: 1, -1: 1} for name in "abcdef"}, "told apart"),
+        ({"a": {0: 1}}, "two powers"),
+        ({"a": {0: 1, -1: 1}, "b": {}}, "needs a share"),
+        ({"a": {0: 1, -1: float("nan")}}, "no loss at its end"),
+    ],
+)
+def test_a_sweep_that_cannot_be_drawn_is_refused(shares, said):
+    with pytest.raises(ValueError, match=said):
+        view.sweep_view(shares, "t", {})
+
+
+def test_a_sweep_that_is_shown_has_its_sentence(capsys):
+    view.show_sweep(SWEEP, "a title", {})
+    assert "a, times 2 to the 0, -4, -8: 1.0, 0.8, 0.0." in " ".join(
+        capsys.readouterr().out.split()
+    )

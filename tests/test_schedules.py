@@ -1,8 +1,10 @@
 """The schedules, against published values, torch's own, and the laws that they state."""
 
 import ast
+import copy
 import csv
 import math
+import pickle
 from pathlib import Path
 
 import nbformat
@@ -15,6 +17,7 @@ from torch.optim import lr_scheduler
 
 from course_lib import facts
 from course_lib.schedules import (
+    GroupRates,
     as_torch,
     constant,
     cosine,
@@ -278,10 +281,87 @@ def test_a_rate_that_is_a_tensor_stays_the_same_tensor():
     assert optimizer.param_groups[0]["lr"] is rate and abs(rate.item() - SCHEDULE(7)) < 1e-8
 
 
-@pytest.mark.parametrize("rate", [math.nan, -1.0, math.inf])
-def test_a_rate_that_is_none_is_refused_by_as_torch(rate):
-    with pytest.raises(ValueError, match="must be finite and not below 0"):
+@pytest.mark.parametrize(
+    ("rate", "error"),
+    [(math.nan, ValueError), (-1.0, ValueError), (math.inf, ValueError), ("0.1", TypeError)],
+)
+def test_a_rate_that_is_none_is_refused_by_as_torch(rate, error):
+    with pytest.raises(error, match=r"schedule\(0\) must be (finite|at least 0|a number)"):
         as_torch(lambda k: rate, torch.optim.SGD([torch.zeros(1)], lr=0.1))
+
+
+def two_groups(first=0.1, second=0.2):
+    weights = [torch.nn.Parameter(torch.ones(1)) for _ in range(2)]
+    return torch.optim.SGD(
+        [{"params": weights[:1], "lr": first}, {"params": weights[1:], "lr": second}]
+    )
+
+
+def test_a_group_that_is_added_later_joins_in_by_its_own_rate():
+    """pytorch#79888: a group added after the scheduler ended in a bare error of zip()."""
+    both, grown = two_groups(), torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    schedulers = as_torch(SCHEDULE, both), as_torch(SCHEDULE, grown)
+    for k in range(20):
+        if k == 7:
+            grown.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))], "lr": 0.2})
+        for optimizer, scheduler in zip((both, grown), schedulers, strict=True):
+            optimizer.step()
+            scheduler.step()
+        if k >= 7:
+            assert [g["lr"] for g in grown.param_groups] == [g["lr"] for g in both.param_groups]
+            assert schedulers[1].get_last_lr() == schedulers[0].get_last_lr()
+
+
+def test_a_grown_run_goes_on_from_its_states():
+    def grown():
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+        scheduler = as_torch(SCHEDULE, optimizer)
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))], "lr": 0.3})
+        return optimizer, scheduler
+
+    whole, resumed = grown(), grown()
+    for k in range(20):
+        for optimizer, scheduler in (whole, resumed):
+            optimizer.step()
+            scheduler.step()
+        if k == 11:
+            saved = [copy.deepcopy(each.state_dict()) for each in resumed]
+            resumed = grown()
+            for each, state in zip(resumed, saved, strict=True):
+                each.load_state_dict(state)
+    rates = [[group["lr"] for group in each[0].param_groups] for each in (whole, resumed)]
+    assert rates[0] == rates[1] and rates[0][1] == pytest.approx(3 * rates[0][0])
+
+
+def test_a_run_resumed_with_a_new_peak_follows_the_new_schedule():
+    """pytorch/examples#816: the saved settings win, with torch's scheduler: 2.5e-4 at update 50."""
+
+    def resumed(scheduler_of):
+        old, new = (torch.optim.AdamW([torch.ones(1)], lr=lr) for lr in (5e-4, 1e-4))
+        saved = scheduler_of(old, 5e-4)
+        for _ in range(50):
+            old.step()
+            saved.step()
+        scheduler = scheduler_of(new, 1e-4)
+        new.load_state_dict(old.state_dict())
+        scheduler.load_state_dict(saved.state_dict())
+        new.step()
+        scheduler.step()
+        return new.param_groups[0]["lr"], scheduler
+
+    ours, scheduler = resumed(lambda o, peak: as_torch(cosine(peak, total_steps=100), o))
+    torchs, _ = resumed(lambda o, peak: lr_scheduler.CosineAnnealingLR(o, 100))
+    assert ours == cosine(1e-4, total_steps=100)(51) and torchs == pytest.approx(5 * ours)
+    scheduler.load_state_dict({"last_epoch": 50})
+    assert scheduler.get_last_lr() == [pytest.approx(5e-5, rel=1e-12)]
+
+
+def test_groups_are_set_as_numbers_or_in_their_tensors():
+    optimizer = two_groups(torch.tensor(0.1), 0.3)
+    rate = optimizer.param_groups[0]["lr"]
+    GroupRates(constant(0.5), optimizer).use(0)
+    assert optimizer.param_groups[0]["lr"] is rate and rate == 0.5
+    assert optimizer.param_groups[1]["lr"] == pytest.approx(1.5)
 
 
 @pytest.mark.parametrize(
@@ -298,16 +378,58 @@ def test_a_schedule_prints_as_the_call_that_makes_it(schedule):
     assert [again(k) for k in range(30)] == [schedule(k) for k in range(30)]
 
 
-def test_a_function_of_the_reader_s_prints_by_its_name():
-    def halves(k):
-        return 0.5**k
+def halves(k):
+    return 0.5**k
 
+
+def test_a_function_of_the_reader_s_prints_by_its_name():
     assert repr(warmup(halves, warmup_steps=2)) == "warmup(halves, warmup_steps=2)"
+    given_by_name = warmup(schedule=halves, warmup_steps=2)
+    assert repr(given_by_name) == "warmup(schedule=halves, warmup_steps=2)"
+
+
+EACH = [
+    constant(0.1),
+    step_decay(0.1, step_size=3, gamma=0.5),
+    linear(0.1, total_steps=20),
+    cosine(0.1, total_steps=20, final_lr=0.01),
+    wsd(0.1, warmup_steps=1, stable_steps=2, decay_steps=3),
+    one_cycle(0.1, total_steps=20),
+    warmup(cosine(0.1, total_steps=20), warmup_steps=5, start_lr=0.01),
+    warmup(schedule=halves, warmup_steps=5),
+]
+
+
+@pytest.mark.parametrize("schedule", EACH, ids=repr)
+@pytest.mark.parametrize("again", [lambda s: pickle.loads(pickle.dumps(s)), copy.deepcopy])
+def test_a_schedule_comes_back_whole_from_a_pickle(schedule, again):
+    other = again(schedule)
+    assert other == schedule and repr(other) == repr(schedule)
+    assert [other(k) for k in range(30)] == [schedule(k) for k in range(30)]
+
+
+def test_two_schedules_are_equal_where_their_calls_are():
+    assert cosine(0.1, total_steps=20) == cosine(0.1, total_steps=20) != cosine(0.1, total_steps=21)
+    assert cosine(0.1, total_steps=20) != linear(0.1, total_steps=20)
+    assert len({cosine(0.1, total_steps=20), cosine(0.1, total_steps=20)}) == 1
 
 
 def test_numpy_numbers_are_numbers():
-    rate = cosine(np.float32(0.5), total_steps=np.int64(4))
-    assert [rate(k) for k in np.arange(5)] == [rate(k) for k in range(5)]
+    three, half = np.int64(3), np.float32(0.5)
+    for rate, same in (
+        (cosine(half, total_steps=three), cosine(0.5, total_steps=3)),
+        (linear(half, total_steps=three), linear(0.5, total_steps=3)),
+        (step_decay(half, step_size=three), step_decay(0.5, step_size=3)),
+        (one_cycle(half, total_steps=np.int64(9)), one_cycle(0.5, total_steps=9)),
+        (warmup(constant(half), warmup_steps=three), warmup(constant(0.5), warmup_steps=3)),
+        (
+            wsd(half, warmup_steps=three, stable_steps=three, decay_steps=three),
+            wsd(0.5, warmup_steps=3, stable_steps=3, decay_steps=3),
+        ),
+    ):
+        assert [rate(k) for k in np.arange(12)] == [same(k) for k in range(12)]
+        assert repr(rate) == repr(same)
+    assert fraction_to_steps(0.5, three) == 2 and type(fraction_to_steps(0.5, three)) is int
 
 
 # --- fractions, and what is refused ---
@@ -330,11 +452,11 @@ def test_a_product_that_missed_a_whole_number_is_that_number():
     [
         (lambda: constant(0.0), ValueError, "base_lr must be above 0"),
         (lambda: constant("0.1"), TypeError, "must be a number"),
-        (lambda: constant(float("nan")), ValueError, "above 0"),
+        (lambda: constant(float("nan")), ValueError, "base_lr must be finite"),
         (lambda: step_decay(0.1, step_size=0), ValueError, "step_size must be at least 1"),
         (lambda: step_decay(0.1, step_size=5, gamma=1.1), ValueError, "gamma"),
         (lambda: linear(0.1, total_steps=0), ValueError, "total_steps must be at least 1"),
-        (lambda: cosine(0.1, total_steps=10.0), TypeError, "whole number of updates"),
+        (lambda: cosine(0.1, total_steps=10.0), TypeError, "total_steps must be a whole"),
         (lambda: cosine(0.1, total_steps=10, final_lr=0.2), ValueError, "final_lr"),
         (lambda: linear(0.1, total_steps=10, final_lr=-0.1), ValueError, "final_lr"),
         (lambda: warmup(constant(0.1), warmup_steps=-1), ValueError, "at least 0"),
@@ -347,7 +469,7 @@ def test_a_product_that_missed_a_whole_number_is_that_number():
         (lambda: constant(0.1)(1.5), TypeError, "whole number"),
         (lambda: constant(0.1)(True), TypeError, "whole number"),
         (lambda: constant(True), TypeError, "must be a number"),
-        (lambda: step_decay(0.1, step_size=True), TypeError, "whole number of updates"),
+        (lambda: step_decay(0.1, step_size=True), TypeError, "step_size must be a whole"),
         (lambda: step_decay(0.1, step_size=5, gamma=0.0), ValueError, "gamma"),
         (lambda: step_decay(0.1, step_size=5, gamma="0.1"), TypeError, "gamma must be a number"),
         (lambda: linear(0.1, total_steps=5, final_lr="0"), TypeError, "final_lr must be a number"),
@@ -358,16 +480,20 @@ def test_a_product_that_missed_a_whole_number_is_that_number():
         (lambda: warmup(lambda k: math.nan, warmup_steps=4), ValueError, "first_rate"),
         (lambda: one_cycle(0.1, total_steps=1), ValueError, "at least 2"),
         (lambda: one_cycle(0.1, total_steps=9, pct_start="0.3"), TypeError, "pct_start must be"),
-        (lambda: one_cycle(0.1, total_steps=9, div_factor=math.inf), ValueError, "and finite"),
+        (
+            lambda: one_cycle(0.1, total_steps=9, div_factor=math.inf),
+            ValueError,
+            "div_factor must be f",
+        ),
         (lambda: fraction_to_steps("0.1", 10), TypeError, "fraction must be a number"),
         (lambda: fraction_to_steps(True, 10), TypeError, "fraction must be a number"),
         (lambda: fraction_to_steps(1.5, 10), ValueError, "between 0 and 1"),
         (lambda: as_torch(constant(0.1), "sgd"), TypeError, "torch Optimizer"),
-        (
-            lambda: as_torch(constant(0.1), torch.optim.SGD([torch.zeros(1)], lr=0.0)),
-            ValueError,
-            "above 0",
-        ),
+        (lambda: as_torch(constant(0.1), two_groups(0.0, 0.1)), ValueError, "above 0"),
+        (lambda: as_torch(0.1, two_groups()), TypeError, "a function of the update's number"),
+        (lambda: one_cycle(0.1, total_steps=9, final_div_factor=0), ValueError, "final_div_factor"),
+        (lambda: wsd(1.0, warmup_steps=1.0, stable_steps=1, decay_steps=1), TypeError, "warmup_st"),
+        (lambda: wsd(1.0, warmup_steps=1, stable_steps=-1, decay_steps=1), ValueError, "stable_st"),
     ],
 )
 def test_what_makes_no_schedule_is_refused(make, error, message):
@@ -397,6 +523,15 @@ def test_recorded_rates_are_those_that_the_updates_used():
     assert rates == [0.1, 0.2]
     with pytest.raises(TypeError, match="torch Optimizer"):
         record_rates("sgd")
+
+
+def test_of_several_groups_every_rate_is_recorded():
+    optimizer = two_groups()
+    rates = record_rates(optimizer)
+    optimizer.step()
+    optimizer.param_groups[1]["lr"] = 0.3
+    optimizer.step()
+    assert rates == [(0.1, 0.2), (0.1, 0.3)]
 
 
 FORMULAS = {

@@ -62,9 +62,13 @@ def test_what_is_no_finite_number_is_refused(as_text, value, error):
 
 
 @pytest.mark.parametrize("as_text", FACTORS)
-@pytest.mark.parametrize("digits", [-1, 1.5, "2", True])
-def test_digits_are_a_whole_number(as_text, digits):
-    with pytest.raises(ValueError, match="digits"):
+@pytest.mark.parametrize(
+    ("digits", "error"),
+    [(-1, ValueError), (1.5, TypeError), ("2", TypeError), (True, TypeError)],
+)
+def test_digits_are_a_whole_number(as_text, digits, error):
+    assert as_text(1.25, np.int64(1)) == as_text(1.25, 1)
+    with pytest.raises(error, match="digits must be"):
         as_text(1, digits)
 
 

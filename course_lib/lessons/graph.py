@@ -1,5 +1,7 @@
 """Chapter 02: predictions, exercises and quiz on graphs and backward."""
 
+from numbers import Integral
+
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -231,8 +233,9 @@ BLOCKS, PEAK, FLOPS = 16, 1.7 * units.MiB, 2.7
 
 def _within_both_budgets(plan) -> str | None:
     """`plan` is the lengths of the checkpointed segments, which add up to BLOCKS."""
-    if not isinstance(plan, (list, tuple)) or not all(type(n) is int and n > 0 for n in plan):
+    if not isinstance(plan, (list, tuple)) or not all(map(_counts_blocks, plan)):
         return f"A plan is a list of whole numbers, each at least 1, not {plan!r}."
+    plan = [int(length) for length in plan]
     if sum(plan) != BLOCKS:
         return f"The segments hold {sum(plan)} blocks together; there are {BLOCKS}."
     peak, ratio = checkpointed(plan)
@@ -240,8 +243,12 @@ def _within_both_budgets(plan) -> str | None:
     if peak > PEAK:
         return f"{said}. Over {units.binary(PEAK)}: {_worst_moment(plan)}"
     if ratio > FLOPS:
-        return f"{said}. Over {FLOPS}: of k blocks, 2k − 1 of 2k products are computed again."
+        return f"{said}. Over {FLOPS}: of n blocks, 2n − 1 of 2n products are computed again."
     return None
+
+
+def _counts_blocks(length) -> bool:
+    return isinstance(length, Integral) and not isinstance(length, bool) and length > 0
 
 
 def _worst_moment(plan) -> str:

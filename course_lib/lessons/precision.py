@@ -16,20 +16,23 @@ from course_lib.check import (
 )
 
 lost_updates = Prediction(
-    question="A bfloat16 weight of 1 is made smaller by 0.001, a hundred times. Where does it end?",
+    question="A bfloat16 weight of 1 is made smaller by 0.002, a hundred times. Where does it end?",
     unit="",
-    expected=1,
-    tolerance=0.001,
+    expected=0.609,
+    tolerance=0.002,
     low=0,
     high=2,
-    too_low="Each update is less than half of the distance to the next number below 1, and is "
-    "rounded away, every time.",
-    too_high="Nothing makes it larger.",
+    too_low="Below 1, bfloat16's numbers lie 0.0039 apart, and each update goes to one of them.",
+    too_high="0.002 is a little more than half of the distance to the next number below 1, so each "
+    "update is rounded to all of it.",
     beliefs=(
-        Belief(0.9, "The errors don't cancel: rounding always goes back to 1, so nothing adds up."),
-        Belief(0.902, "That is fp16, whose numbers lie eight times as densely."),
+        Belief(0.8, "The errors don't cancel: 0.002 is rounded to 0.0039 every time, in the same "
+               "direction."),
+        Belief(0.805, "That is fp16, whose numbers lie eight times as densely."),
+        Belief(1, "That would be 0.001: 0.002 is more than half of the distance to the next number "
+               "below 1, and is rounded to all of it."),
     ),
-)
+)  # fmt: skip
 
 skipped_steps = Prediction(
     question="A gradient is exactly 4, kept in fp16. The loss scale starts at 65,536 and halves "
@@ -129,9 +132,9 @@ fp16_number = Exercise(
 )  # fmt: skip
 
 
-def _largest_scale(largest, *, limit=65520.0):
+def _largest_scale(largest, *, fits=lambda scaled: scaled < 65520.0):
     """By trying: fp16 rounds what is below 65,520 to a number, and the rest to infinity."""
-    return max(2.0**k for k in range(-100, 140) if largest * 2.0**k < limit)
+    return max(2.0**k for k in range(-100, 140) if fits(largest * 2.0**k))
 
 
 largest_scale = Exercise(
@@ -139,11 +142,20 @@ largest_scale = Exercise(
     ((4.0,), (1.0,), (65504.0,), (3e-8,), (0.7,), (1.9995,), (65520 / 32768,), (1.9997,)),
     (
         Mistake(
-            lambda g: _largest_scale(g, limit=65504.0),
+            lambda g: _largest_scale(g, fits=lambda scaled: scaled <= 65504.0),
+            "65,504 is fp16's largest number, but infinity begins later: what lies between it and "
+            "65,520 is rounded down to it.",
+        ),
+        Mistake(
+            lambda g: _largest_scale(g, fits=lambda scaled: scaled < 65504.0),
             "Up to just below 65,520 a number is rounded to 65,504, and not to infinity.",
         ),
         Mistake(
-            lambda g: _largest_scale(g, limit=65536.0),
+            lambda g: _largest_scale(g, fits=lambda scaled: scaled <= 65520.0),
+            "65,520 itself is infinite: it lies in the middle, and its neighbour below is odd.",
+        ),
+        Mistake(
+            lambda g: _largest_scale(g, fits=lambda scaled: scaled < 65536.0),
             "From 65,520 on it is infinite, not only from 65,536 on.",
         ),
         Mistake(lambda g: 65504 / g, "That is no power of two, and would cost digits."),

@@ -2,7 +2,7 @@
 
 from course_lib import facts, units
 from course_lib.facts import Accelerator, ModelConfig
-from course_lib.memory import CONVENTIONS, OPTIMIZERS
+from course_lib.memory import CONVENTIONS, OPTIMIZERS, num_params
 from course_lib.moments import STEPS, Moment, Moments, moments
 from course_lib.views import controls, style
 
@@ -79,6 +79,9 @@ def calculator_view(
     lines = _explained(explain, step)
     if zero != "0" and devices == "1":
         lines.append("ZeRO divides among devices: one has nothing to divide")
+    elif zero != "0":
+        lines.append("ZeRO's figure is a floor: nothing fetched ahead, no buckets to send")
+    lines += _not_counted(config)
     bars = [*step.phases, Moment("all that lasts, added up", "", _sum(step), "")]
     drawing = style.svg(
         580,
@@ -135,6 +138,15 @@ def _legend() -> list[str]:
     return drawn
 
 
+def _not_counted(config: ModelConfig) -> list[str]:
+    """What a config can't say, and the sign that this one doesn't say it."""
+    lines = ["not counted: experts, norms beyond Llama's and qk_norm, dropout, capped logits"]
+    given, published = num_params(config), config.published_params
+    if published not in (None, given):
+        lines.append(f"published: {published:,} parameters; these dimensions give {given:,}")
+    return lines
+
+
 def _text(lines: list[str], top: float) -> list[str]:
     return [
         style.text(LEFT, top + 18 * i, line, anchor="start", size=12)
@@ -160,15 +172,9 @@ def _explained(part: str, step: Moments) -> list[str]:
             for m in step.phases
             if m.parts.get(part)
         ] or ["gathered: nothing; ZeRO stage 3 gathers the weights at hand"]
-    rows = [row for row in step.ledger.rows if _part_of(row.name) == part]
+    rows = [row for row in step.ledger.rows if row.role.part == part]
     params = f"{step.ledger.num_params:,}"
     return [
         f"{row.name}: {row.bytes_per_param:.7g} B × {params} = {units.binary(row.num_bytes)}"
         for row in rows
     ] or [f"{part}: none"]
-
-
-def _part_of(row: str) -> str:
-    if row in ("weights", "gradients"):
-        return row
-    return "gradients" if row == "fp32 gradient copies" else "optimizer state"

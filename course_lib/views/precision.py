@@ -1,7 +1,9 @@
-"""The bit explorer, a number in every format side by side, and the loss-scale dial."""
+"""The bit explorer, a number in every format side by side, the loss-scale dial, and what is
+learnt of gradients that are made smaller and smaller."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import pairwise
 
 import ipywidgets as widgets
 import torch
@@ -26,6 +28,13 @@ FORMATS = {f.name: f for f in (FP32, TF32, FP16, BF16, FP8_E4M3, FP8_E5M2)}
 LEFT, TOP, BOX, ROW = 84, 58, 10, 42  # pixels: where the bits begin, a bit, a format's row
 PARTS = {"sign": "temporaries", "exponent": "activations", "mantissa": "weights"}
 EXPONENTS = range(-40, 26)  # of two: what the dial shows
+LINES = (  # colour, width and dashes: the first lies under the others
+    (style.COLOR["temporaries"], 7, ""),
+    (style.COLOR["weights"], 2, "9 9"),
+    (style.COLOR["optimizer state"], 2, "2 4"),
+    (style.COLOR["activations"], 2, "9 3 2 3"),
+    (style.COLOR["moment"], 2, ""),
+)
 
 
 def explorer():
@@ -117,6 +126,81 @@ def dial_view(sizes: Tensor, exponent: int) -> style.Picture:
     )
     drawing = style.svg(580, 250, *_histogram(scaled, exponent))
     return style.Picture(drawing, "a gradient against fp16's range", sentence)
+
+
+def show_sweep(
+    shares: Mapping[str, Mapping[int, float]], title: str, marks: Mapping[str, float]
+) -> None:
+    """Show how far the runs of each kind get whose loss is multiplied by powers of two."""
+    style.show(sweep_view(shares, title, marks))
+
+
+def sweep_view(
+    shares: Mapping[str, Mapping[int, float]], title: str, marks: Mapping[str, float]
+) -> style.Picture:
+    """A line for each kind of run: by power, its share of the way down, from the highest power on.
+
+    `marks` are powers that have a name. Shares are drawn and said in tenths, as 16-bit runs are
+    the same on any machine; one below 0 is a run that gets nowhere, and counts as 0.
+    """
+    if not 1 <= len(shares) <= len(LINES):
+        raise ValueError(f"1 to {len(LINES)} kinds can be told apart, got {len(shares)}")
+    powers = sorted({power for kind in shares.values() for power in kind}, reverse=True)
+    if len(powers) < 2 or not all(shares.values()):
+        raise ValueError("each kind needs a share, and there must be two powers or more")
+    if not all(math.isfinite(share) for kind in shares.values() for share in kind.values()):
+        raise ValueError("a share is infinite or NaN: that run has no loss at its end")
+    tenths = {
+        name: {power: max(0, round(10 * kind[power])) / 10 for power in powers if power in kind}
+        for name, kind in shares.items()
+    }
+    said = " ".join(
+        f"{name}, times 2 to the {', '.join(map(str, kind))}: "
+        f"{', '.join(f'{share:.1f}' for share in kind.values())}."
+        for name, kind in tenths.items()
+    )
+    marked = " ".join(f"At {power:.0f}: {name}." for name, power in marks.items())
+    return style.Picture(_sweep(tenths, powers, title, marks), title, f"{said} {marked}".rstrip())
+
+
+def _sweep(
+    shares: Mapping[str, Mapping[int, float]],
+    powers: list[int],
+    title: str,
+    marks: Mapping[str, float],
+) -> str:
+    left, top, wide, tall = 40, 66, 380, 150
+    most = max(1.0, *(share for kind in shares.values() for share in kind.values()))
+
+    def x(power: float) -> float:
+        return left + wide * (powers[0] - power) / (powers[0] - powers[-1])
+
+    def y(share: float) -> float:
+        return top + tall * (1 - share / most)
+
+    drawn = [
+        style.text(12, 22, title, anchor="start", size=15, bold=True),
+        style.text(left - 28, top - 12, "share of float32's way", anchor="start", size=12),
+        style.line(left, y(0), left + wide, y(0)),
+        *(style.text(left - 6, y(share) + 4, f"{share}", anchor="end") for share in (0, 1)),
+        *(style.text(x(power), y(0) + 17, f"{power}") for power in powers),
+        style.text(left + wide / 2, y(0) + 36, "the loss, times 2 to the"),
+    ]
+    for name, power in marks.items():
+        drawn.append(style.line(x(power), top - 6, x(power), y(0), dash="3 3"))
+        drawn.append(style.text(x(power) - 6, y(most / 2), name, anchor="end", size=12))
+    for kind, (color, width, dash) in zip(shares.values(), LINES, strict=False):
+        points = [(x(power), y(share)) for power, share in kind.items()]
+        for start, end in pairwise(points):
+            drawn.append(style.line(*start, *end, color=color, width=width, dash=dash))
+        for a, b in points if width == 2 else ():
+            drawn.append(f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" fill="{color}"/>')
+    ends = sorted((y(list(kind.values())[-1]), name) for name, kind in shares.items())
+    lowest = -math.inf  # of the names written so far, each where its line ends
+    for height, name in ends:
+        lowest = max(height + 4, lowest + 16)
+        drawn.append(style.text(left + wide + 12, lowest, name, anchor="start", size=12))
+    return style.svg(580, top + tall + 46, *drawn)
 
 
 def _number(value: str) -> float:

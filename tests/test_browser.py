@@ -38,7 +38,8 @@ def assert_clean(chapter):
 def test_a_copy_opened_without_running_shows_its_stored_pictures_at_every_width(lab, path):
     chapter = lab(path.name)
     page = chapter.page
-    cells = nbformat.from_dict(readers_copy(json.loads(path.read_text("utf-8")))).cells
+    copy = readers_copy(json.loads(path.read_text("utf-8")))
+    cells = nbformat.reads(json.dumps(copy), as_version=4).cells
     outputs = [output for cell in cells for output in cell.get("outputs", [])]
     stored = sum(gates.holds_picture(output) for output in outputs)
     page.wait_for_function(browser.PICTURES_SHOWN + f" === {stored}", timeout=10_000)
@@ -47,7 +48,7 @@ def test_a_copy_opened_without_running_shows_its_stored_pictures_at_every_width(
     assert offers.count() == len(controls)
     assert page.locator(".jp-Dialog, .Toastify__toast").count() == 0  # no news, no asking
     assert page.get_by_text("model not found").count() == 0
-    assert page.get_by_text("Run All Above Selected Cell").count() == 1
+    assert "Run All Above Selected Cell" in page.locator(".jp-MarkdownCell").first.inner_text()
     page.evaluate("() => window.jupyterapp.shell.collapseLeft()")
     for width in (1280, 900, 700):
         page.set_viewport_size({"width": width, "height": 900})
@@ -368,7 +369,7 @@ def test_chapter_05_runs_a_bit_is_flipped_and_the_scale_is_turned(lab):
     check = "lesson.learnt_gains.check(learn)"
     chapter.run_again(check)
     assert "Not yet: 0 of 512 gains moved" in chapter.cell(check).inner_text()
-    for control in (explorer.get_by_label("value"), explorer.get_by_title("sign, bit 15")):
+    for control in (explorer.get_by_label("value"), explorer.get_by_title("sign, bit 7")):
         assert_keys_stay(chapter, control, moves=False)
     assert_clean(chapter)
     page.close()
@@ -384,7 +385,7 @@ def test_chapter_06_runs_and_a_step_is_made_to_fit(lab):
     sentence = calculator.locator("p[role=status]")
     before = calculator.locator("img").first.get_attribute("src")
     assert "125.51 GiB at the peak, in step" in sentence.inner_text()
-    assert "out of memory by 46.26 GiB" in sentence.inner_text()
+    assert "out of memory by 46.37 GiB" in sentence.inner_text()
     calculator.get_by_label("update").select_option("one tensor at a time")
     chapter.settle()
     assert "101.39 GiB at the peak, in step" in sentence.inner_text()

@@ -1,7 +1,10 @@
 """Chapter 06: predictions, exercises and quiz on where a training step's memory goes."""
 
+import math
+
 from course_lib import facts, units
 from course_lib.check import Belief, Challenge, Exercise, Mistake, Option, Prediction, Question
+from course_lib.checks import whole
 from course_lib.memory import CONVENTIONS
 from course_lib.moments import moments
 
@@ -198,17 +201,18 @@ def _fits(plan) -> str | None:
     if unknown:
         return f"A plan has these settings: {', '.join(SETTINGS)}. Not {unknown[0]!r}."
     counts = {name: plan.get(name, 1) for name in ("batch", "accumulate")}
-    for name, count in counts.items():
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            return f"{name} must be a whole number of at least 1, not {count!r}."
+    try:
+        counts = {name: whole(name, count) for name, count in counts.items()}
+    except (TypeError, ValueError) as error:
+        return f"{error}."
     if str(plan.get("convention")) not in CONVENTIONS:
         return f"convention is one of {', '.join(CONVENTIONS)}."
     if plan["convention"] not in EXACT:
         return f"Weights that lose no update need one of these conventions: {', '.join(EXACT)}."
-    given = counts["batch"] * counts["accumulate"]
+    given = math.prod(counts.values())
     if given != SEQUENCES:
         return f"An update must see {SEQUENCES} sequences, batch × accumulate; this sees {given}."
-    peak = moments(facts.model("llama-2-7b"), seq=2048, **plan).peak
+    peak = moments(facts.model("llama-2-7b"), seq=2048, **(plan | counts)).peak
     if peak.total_bytes <= CARD.capacity_bytes:
         return None
     parts = sorted(peak.parts.items(), key=lambda part: -part[1])

@@ -125,7 +125,7 @@ class Chapter:
         if not request.url.startswith(LOCAL):
             self.outside.append(request.url)
 
-    def run_all(self, seconds: float = 120) -> None:
+    def run_all(self, seconds: float = 300) -> None:
         """Run every cell and wait until each has a count and the kernel rests."""
         self.page.evaluate(
             """() => {

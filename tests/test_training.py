@@ -231,7 +231,11 @@ REBUILT = {  # ReLeaSE#39: a loss rebuilt from its number trains nothing, silent
 
 
 @pytest.mark.parametrize("rebuild", REBUILT.values(), ids=REBUILT)
-@pytest.mark.parametrize("options", [{}, {"clip_norm": 1.0}, {"scaler": LossScaler(2.0)}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"clip_norm": 1.0}, {"scaler": LossScaler(2.0)}],
+    ids=["plain", "clipped", "scaled"],  # no address: two processes collect the same names
+)
 def test_a_loss_that_was_rebuilt_from_its_number_is_refused(rebuild, options):
     model = mlp()
     with pytest.raises(ValueError, match="no parameter of the optimizer .* rebuilt from numbers"):

@@ -73,13 +73,14 @@ def train_step(
     held = [p for group in optimizer.param_groups for p in group["params"]]
     before = _versions(model, held)
     device_type = next(model.parameters()).device.type
-    total = 0.0
+    total, arrived = 0.0, 0
     for batch, share in zip(micro_batches, shares, strict=True):
         with _forward_then_loss(model, phase), _autocast(device_type, autocast):
             loss = _check_loss(loss_fn(model, batch)) * share
         total = total + loss.detach()
-        with phase("backward"):
+        with phase("backward"), _arrivals(held) as gradients:
             (loss if scaler is None else scaler.scale(loss)).backward()
+        arrived += len(gradients)
         del loss
     with phase("sync"):
         pass  # one device: there is nobody to exchange gradients with
@@ -87,8 +88,8 @@ def train_step(
         if not (scaler is None and clip_norm is None or _any_gradient(held)):
             raise ValueError(_why_nothing_is_learnt(model, held))
         grad_norm, stepped = _update(optimizer, held, scaler, clip_norm)
-    # an optimizer may take its gradients in its step, or have taken them in backward
-    if not _any_gradient(held) and _versions(model, held) == before:
+    # an optimizer on masters takes the model's gradients in its step: they never reach `held`
+    if not arrived and not _any_gradient(held) and _versions(model, held) == before:
         raise ValueError(_why_nothing_is_learnt(model, held))
     with phase("zero_grad"):
         optimizer.zero_grad()
@@ -180,6 +181,22 @@ def _shares(micro_batches: Sequence, weights: Sequence[float] | None) -> list[fl
     if min(weights) < 0 or not 0 < sum(weights) < float("inf"):
         raise ValueError(f"weights must be at least 0 and not all 0, got {weights}")
     return [weight / sum(weights) for weight in weights]
+
+
+@contextmanager
+def _arrivals(parameters: list[Tensor]):
+    """The parameters to which backward gives a gradient, also where a hook takes it at once."""
+    arrived = []
+    hooks = [
+        p.register_post_accumulate_grad_hook(arrived.append)
+        for p in parameters
+        if p.requires_grad and p.is_leaf
+    ]
+    try:
+        yield arrived
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _any_gradient(parameters: list[Tensor]) -> bool:

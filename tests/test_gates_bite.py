@@ -419,7 +419,7 @@ def test_static_faults_turn_the_run_red_and_are_all_named(project):
         append(code("facts.model('gpt2')", "1", tags=["cuda"], recording=RECORDING)),
     ):
         change_chapter(copy, plant)
-    change_text(copy / "course_lib" / "units.py", "import math", "import course_lib.training, math")
+    change_text(copy / "course_lib" / "units.py", "import re", "import course_lib.training, re")
     status, output = run("tests/test_chapters.py", "tests/test_layers.py", "-k", "gate or import")
     assert status == 1
     for reason in (

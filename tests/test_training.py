@@ -326,8 +326,16 @@ class InBackward(torch.optim.SGD):
         p.grad = None
 
 
+class ThroughData(InBackward):
+    """Writes to `p.data`, as many do: the weight's own version number doesn't tell."""
+
+    def move(self, p):
+        p.data -= self.param_groups[0]["lr"] * p.grad
+        p.grad = None
+
+
 @pytest.mark.parametrize(
-    "build", [lambda m: Masters(m, False), lambda m: Masters(m, True), InBackward]
+    "build", [lambda m: Masters(m, False), lambda m: Masters(m, True), InBackward, ThroughData]
 )
 def test_an_optimizer_may_take_its_gradients_elsewhere(build):
     model = models.mlp(64, 16, 10)

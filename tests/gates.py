@@ -288,7 +288,7 @@ def _without_list_numbers(text: str) -> str:
     """A number and a full stop count a list's item only after a blank line or another item."""
     lines, in_list = [], True
     for line in text.splitlines():
-        item = re.match(r"\d+\.\s", line)
+        item = re.match(r"(?:\*\*)?\d+\.\s", line)
         if item and in_list:
             line = line[item.end() :]
         elif line.strip() and not line.startswith(" "):

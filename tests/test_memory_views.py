@@ -115,7 +115,7 @@ def test_zero_s_figure_is_called_a_floor_and_what_a_config_cannot_say_is_said():
     for zero in "0123":
         said = view.calculator_view(LLAMA, **(state | {"zero": zero})).sentence
         assert ("is a floor" in said) == (zero != "0")
-        assert "not counted: experts, norms" in said and "published" not in said
+        assert "Not counted: experts, norms" in said and "Published" not in said
 
 
 def test_a_number_of_parameters_that_is_not_the_published_one_is_noticed():

@@ -178,14 +178,13 @@ class _GradientOf:
     """Of half the squared distance to the best gains, with a batch's noise, in bf16."""
 
     def __init__(self, best: Tensor):
-        self.best, self.calls = best, 0
+        self.best = best
         self.generator = torch.Generator().manual_seed(0)
 
     def __call__(self, gain: Tensor) -> Tensor:
         if not isinstance(gain, Tensor) or gain.dtype != torch.bfloat16:
             kind = gain.dtype if isinstance(gain, Tensor) else type(gain).__name__
             raise TypeError(f"forward reads bfloat16 gains, this is {kind}")
-        self.calls += 1
         noise = 2 * torch.rand(self.best.shape, generator=self.generator) - 1
         return (gain - self.best + NOISE * noise).bfloat16()
 
@@ -196,8 +195,6 @@ def _gains_learnt(learn) -> str | None:
     start, best = gains()
     gradient_of = _GradientOf(best)
     end = learn(start.clone(), gradient_of, RATE, UPDATES)
-    if (end is None or end is ...) and not gradient_of.calls:
-        raise NotImplementedError
     if not isinstance(end, Tensor) or end.shape != start.shape or end.dtype != torch.bfloat16:
         return "It must return the 512 gains, in bfloat16, the format that forward reads."
     moved = (end != start).sum().item()

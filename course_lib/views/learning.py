@@ -1,26 +1,10 @@
 """What is learnt, and how it goes: images of digits, and losses over the updates."""
 
-import base64
-import io
 import math
-from collections.abc import Mapping, Sequence
 
 import torch
-from IPython.display import display
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from course_lib.views import style
-
-NEAR = 0.1  # of loss: two runs that differ by less all the way are said to be one
-LINES = (  # width, dashes, colour: the first lies under the others
-    (7, "-", style.COLOR["temporaries"]),
-    (2, "-", style.COLOR["weights"]),
-    (2, (0, (5, 3)), style.COLOR["moment"]),
-    (2, (0, (1, 2)), style.COLOR["optimizer state"]),
-    (2, "-.", style.COLOR["activations"]),
-    (2, (0, (8, 2, 1, 2, 1, 2)), style.COLOR["gradients"]),
-)
 
 
 def show_digits(images: torch.Tensor, labels: torch.Tensor) -> None:
@@ -87,67 +71,3 @@ def show_losses(losses: list[float], title: str) -> None:
         f"rose in {rises}.{lost}"
     )
     style.show(style.Picture(style.svg(680, 252, *parts), "loss over updates", sentence))
-
-
-def show_runs(runs: Mapping[str, Sequence[float]], title: str) -> None:
-    """Show the losses of 2 to 6 runs; say which follow the first, and how far the others get.
-
-    It is an image of pixels: 16-bit runs differ a little between machines, what is said doesn't.
-    """
-    if not 2 <= len(runs) <= len(LINES):
-        raise ValueError(f"2 to {len(LINES)} runs can be told apart, got {len(runs)}")
-    first, *others = runs
-    if len({len(losses) for losses in runs.values()}) > 1:
-        raise ValueError("the runs must be equally long")
-    if _finite(runs[first]) < max(1, len(runs[first])) or not all(map(_finite, runs.values())):
-        raise ValueError("the first run must be finite, and so must every run's first loss")
-    figure = Figure(figsize=(6, 3.2), layout="constrained")
-    draw_runs(figure.add_subplot(), runs).set_title(title, fontsize=11, fontweight="bold")
-    pixels = io.BytesIO()
-    figure.savefig(pixels, format="png", dpi=160, metadata={"Software": None})
-    image = base64.b64encode(pixels.getvalue()).decode()
-    size = {"image/png": {"width": 580}}
-    display({"image/png": image, "text/plain": f"[picture: {title}]"}, metadata=size, raw=True)
-    said = [_followed(first, runs[first], name, runs[name]) for name in others]
-    style.say(" ".join(said))
-
-
-def draw_runs(ax: Axes, runs: Mapping[str, Sequence[float]]) -> Axes:
-    """A line for each run, and a cross where a loss is the last that is a number.
-
-    A point is the mean over a fiftieth of the longest run.
-    """
-    each = max(1, max(map(len, runs.values())) // 50)
-    for (name, losses), (width, dashes, color) in zip(runs.items(), LINES, strict=False):
-        until = _finite(losses)
-        starts = range(0, until, each)
-        means = [_mean(losses[k : min(k + each, until)]) for k in starts]
-        ax.plot(starts, means, lw=width, ls=dashes, color=color, label=name)
-        if until < len(losses):
-            ax.plot(until - 1, losses[until - 1], "x", ms=11, mew=2.5, color=color)
-    ax.set(xlabel="update", ylabel=f"loss, mean of {each}" if each > 1 else "loss", ylim=(0, None))
-    ax.legend(loc="lower left", frameon=False, fontsize=9)
-    ax.spines[["top", "right"]].set_visible(False)
-    return ax
-
-
-def _finite(losses: Sequence[float]) -> int:
-    """How many losses come before the first that is infinite or NaN."""
-    return next((k for k, loss in enumerate(losses) if not math.isfinite(loss)), len(losses))
-
-
-def _followed(first: str, expected: Sequence[float], name: str, losses: Sequence[float]) -> str:
-    until = _finite(losses)
-    if until < len(losses):
-        return f"{name}: no number after {until} update{'s' * (until != 1)}."
-    if max(abs(a - b) for a, b in zip(expected, losses, strict=True)) < NEAR:
-        return f"{name}: follows {first}."
-    tenth = max(1, len(losses) // 10)
-    way, other = (_mean(run[:tenth]) - _mean(run[-tenth:]) for run in (expected, losses))
-    if other < way / 10:
-        return f"{name}: goes less than a tenth of {first}'s way."
-    return f"{name}: departs from {first}."
-
-
-def _mean(losses: Sequence[float]) -> float:
-    return sum(losses) / len(losses)

@@ -140,10 +140,10 @@ def _legend() -> list[str]:
 
 def _not_counted(config: ModelConfig) -> list[str]:
     """What a config can't say, and the sign that this one doesn't say it."""
-    lines = ["not counted: experts, norms beyond Llama's and qk_norm, dropout, capped logits"]
+    lines = ["Not counted: experts, norms beyond Llama's and qk_norm, dropout, capped logits"]
     given, published = num_params(config), config.published_params
     if published not in (None, given):
-        lines.append(f"published: {published:,} parameters; these dimensions give {given:,}")
+        lines.append(f"Published: {published:,} parameters; these dimensions give {given:,}")
     return lines
 
 

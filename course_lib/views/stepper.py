@@ -84,7 +84,7 @@ def _written(op: str, of: list[str]) -> str:
         return f"{of[0]} {SIGNS[op]} {of[1]}"
     if op.startswith("**"):
         return f"{of[0]} ** {op[2:]}"
-    return {"neg": f"−({of[0]})", "[]": f"part of {of[0]}"}.get(op, f"{op}({of[0]})")
+    return f"−({of[0]})" if op == "neg" else f"{op}({of[0]})"
 
 
 def _backward_sentence(run: Replay, done: int) -> str:

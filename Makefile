@@ -8,10 +8,6 @@ BIN    := $(VENV)/bin
 endif
 # Readers' copies: without the answers under the questions. Any Python will do.
 COPY   = $(firstword $(wildcard $(BIN)/python $(BIN)/python.exe) $(PYTHON)) -m book.copy chapters my_chapters
-# Another laptop: the plainest kernels, one thread. Outputs must not change.
-ELSEWHERE := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE OMP_NUM_THREADS=1
-# Two files at a time: a notebook's cells share a kernel, a file's browser tests a server.
-PARALLEL := -n 2 --dist loadfile
 
 .PHONY: help lab test chapters reset clean
 
@@ -32,8 +28,7 @@ my_chapters:
 test: $(VENV)/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest $(PARALLEL)
-	$(ELSEWHERE) $(BIN)/python -m pytest $(PARALLEL) chapters
+	$(BIN)/python -m pytest -n 2 --dist loadscope
 
 chapters: $(VENV)/test
 	$(BIN)/python tests/write_chapters.py $(CH)

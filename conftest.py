@@ -24,10 +24,29 @@ def pytest_unconfigure(config):
     config.ipython_folder.cleanup()
 
 
+def pytest_xdist_make_scheduler(config, log):
+    """A notebook's cells go to one process, with their kernel; so do the browser's tests.
+
+    Every other test goes to the process that is free.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Together(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            file = nodeid.rpartition("::")[0]
+            return file if "ipynb" in file or "test_browser" in file else nodeid
+
+    return Together(config, log)
+
+
 def pytest_collection_modifyitems(items):
-    """`cuda` cells keep what is stored: skipped here, compared with nothing elsewhere."""
+    """`cuda` cells keep what is stored: skipped here, compared with nothing elsewhere.
+
+    What takes longest comes first.
+    """
     import torch
 
+    items.sort(key=lambda item: item.path.name != "test_chapters.py")
     for item in items:
         if "cuda" in getattr(item, "cell", {}).get("metadata", {}).get("tags", []):
             if torch.cuda.is_available():

@@ -97,7 +97,7 @@ def assert_keys_stay(chapter, control, moves):
 
 def test_chapter_00_runs_and_compares_a_guess(lab):
     chapter = lab("00_start_here.ipynb")
-    chapter.run_all()
+    chapter.run_all("changed = {", "in changed.items()")
     assert_clean(chapter)
     compare = chapter.cell("guess.compare")
     assert "No guess given. Measured: 24.8" in compare.inner_text()
@@ -290,7 +290,7 @@ def test_chapter_03_runs_and_its_race_is_run(lab):
 def test_chapter_04_runs_and_a_schedule_is_composed(lab):
     chapter = lab("04_schedules.ipynb")
     page = chapter.page
-    chapter.run_all()
+    chapter.run_all("small = dict(updates=300", "def learns(", "def best(")
     assert_clean(chapter)
     assert_named(chapter, ("slider", "length of the schedule"))
     composer = chapter.cell("pictures.composer()")
@@ -328,7 +328,7 @@ def test_chapter_04_runs_and_a_schedule_is_composed(lab):
 def test_chapter_05_runs_a_bit_is_flipped_and_the_scale_is_turned(lab):
     chapter = lab("05_mixed_precision.ipynb")
     page = chapter.page
-    chapter.run_all()
+    chapter.run_all("def train(dtype")
     assert_clean(chapter)
     assert_named(chapter, ("slider", "loss scale: 2 to the"), ("textbox", "value"))
     explorer = chapter.cell("pictures.explorer()")
@@ -378,7 +378,7 @@ def test_chapter_05_runs_a_bit_is_flipped_and_the_scale_is_turned(lab):
 def test_chapter_06_runs_and_a_step_is_made_to_fit(lab):
     chapter = lab("06_memory.ipynb")
     page = chapter.page
-    chapter.run_all()
+    chapter.run_all("levers = {")
     assert_clean(chapter)
     assert_named(chapter, ("slider", "batch, each device"))
     calculator = chapter.cell("pictures.calculator()")

@@ -23,13 +23,23 @@ ROOT = Path(__file__).resolve().parent.parent
 README_PICTURE = ROOT / ".github" / "readme.svg"
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 KEPT_METADATA = ("tags", "recording", "source_hash", "jupyter")
+# Another laptop: the plainest kernels, one thread. Outputs must not change.
+ELSEWHERE = {
+    "ATEN_CPU_CAPABILITY": "default",
+    "ONEDNN_MAX_CPU_ISA": "SSE41",
+    "MKL_CBWR": "COMPATIBLE",
+    "OMP_NUM_THREADS": "1",
+}
 DROPPED_OUTPUT = "application/vnd.jupyter.widget-view+json"
 
 
-def write(path: Path, *, fresh: bool = False, device: str | None = None) -> list[str]:
+def write(
+    path: Path, *, fresh: bool = False, device: str | None = None, elsewhere: bool = False
+) -> list[str]:
     """Execute a notebook, store its outputs, and return lines that say what changed.
 
-    `device` names the GPU on which `cuda` cells are recorded; None leaves them alone.
+    `device` names the GPU on which `cuda` cells are recorded; None leaves them alone. With
+    `elsewhere` the kernel computes as another laptop would.
     """
     notebook = nbformat.read(path, as_version=4)
     before = [_said(cell) for cell in code_cells(notebook)]
@@ -50,7 +60,7 @@ def write(path: Path, *, fresh: bool = False, device: str | None = None) -> list
             coalesce_streams=True,
             store_widget_state=False,
             resources={"metadata": {"path": folder}},
-        ).execute()
+        ).execute(env=os.environ | (ELSEWHERE if elsewhere else {}))
     _normalise(notebook, kept, device)
     nbformat.write(notebook, path)
     return _changes(notebook, before)
